@@ -13,52 +13,29 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli import export as export_command
-from chatmill.compiler.run import run_build
 from chatmill.core.publish import StorageError, sha256_file
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.registry import TARGETS
-from chatmill.look.dataset import open_for_looking
-from chatmill.look.decoder import Decoder
-from chatmill.look.item_view import view_item
 from chatmill.pack.plan import Plan
 from chatmill.store import split as split_module
-from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.tokenizer.load import load_tokenizer
+from tests.export.sets import CAPACITY, built
 from tests.faults import active
-
-DATA = Path(__file__).parents[1] / "data" / "conversations"
-CAPACITY = 6000
-
-
-def recipe(**options: Any) -> dict[str, Any]:
-    return {
-        "sources": [{"path": str(DATA / f"{name}.jsonl.gz")} for name in ("mt_bench_ref", "oasst_realistic")],
-        "tokenizer": "bytes",
-        "template": "chatml",
-        "add_control_tokens": True,
-        "split": {"val_fraction": 0.2},
-        "shard_bytes": 30_000 if "pack" not in options else 32 << 20,
-        **options,
-    }
 
 
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "episodes"
-    run_build(recipe(), out, workers=0)
+    out = built(tmp_path_factory.mktemp("built") / "episodes", shard_bytes=30_000)
     assert len(EpisodeDataset(out).shards) > 2
     return out
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "rows"
-    run_build(recipe(pack={"length": CAPACITY}), out, workers=0)
-    return out
+    return built(tmp_path_factory.mktemp("built") / "rows", pack={"length": CAPACITY}, shard_bytes=32 << 20)
 
 
 def plan_of(folder: Path, split: str = "train") -> Plan:
@@ -183,23 +160,6 @@ def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: p
                 "source": episode.source,
                 "turns": episode.turns,
             }
-    about = json.loads(pq.read_schema(tmp_path / "out" / "train" / names[0]).metadata[b"chatmill"])
-    assert about["source_fingerprint"] == open_dataset(episodes).fingerprint
-
-
-def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
-    assert export_dataset(rows, "parquet", tmp_path / "out").not_held == ()
-    packed = open_for_looking(tmp_path / "out").split("train")
-    tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
-    shown = [view_item(item, Decoder(tokenizer), "block") for item in map(packed.item, range(len(packed)))]
-    stored: Any = open_for_looking(rows).split("train")
-    assert len(shown) == len(stored) > 3
-    for number, view in enumerate(shown):
-        row = stored.item(number)
-        assert view.item.problem is None
-        assert [d.start for d in view.documents] == row.starts.tolist()
-        assert [i for d in view.documents for i in d.ids] == row.ids.tolist()
-        assert sum(d.trained or 0 for d in view.documents) == row.trained
 
 
 def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:

@@ -27,9 +27,8 @@ def write_parquet(
     columns: MakeColumns,
     *,
     suffix: str = ".parquet",
-    about: Callable[[RowPlan], Mapping[str, str]] | None = None,
 ) -> None:
-    """Write splits as `SPLIT/shard_00000.parquet`, ...; `about` gives the metadata of the schema of rows."""
+    """Write splits as `SPLIT/shard_00000.parquet`, ..."""
     import pyarrow.parquet as pq
 
     for split, rows in plans.items():
@@ -37,8 +36,6 @@ def write_parquet(
         folder.mkdir(parents=True, exist_ok=True)
         for number, shard in enumerate(export.shards(split, rows)):
             schema, batches = _record_batches(shard, columns)
-            if about is not None:
-                schema = schema.with_metadata(about(rows))
             with pq.ParquetWriter(folder / f"{shard_name(number)}{suffix}", schema, compression="zstd") as file:
                 for batch in batches:
                     file.write_batch(batch)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 from chatmill.errors import FormatError
-from chatmill.export.registry import TARGETS
 from chatmill.prove.files import megatron_added, verify_files
 from chatmill.prove.report import OnProgress, VerifyReport
 from chatmill.store.episode_layout import MANIFEST
@@ -37,14 +35,13 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     if problem := seal_problem(receipt):
         book.wrong(EXPORT_MANIFEST, problem)
     files = receipt["files"]
-    added = megatron_added if receipt["to"] == "megatron" else partial(_caches, receipt["to"])
-    verify_files(folder, files, book, receipt=EXPORT_MANIFEST, said=EXPORT_MANIFEST, added=added)
+    verify_files(folder, files, book, receipt=EXPORT_MANIFEST, said=EXPORT_MANIFEST, added=_added)
+    for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):
+        try:
+            KDShard.open(folder / prefix)
+        except FormatError as error:
+            book.wrong(prefix, str(error))
     if receipt["to"] == "megatron":
-        for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):
-            try:
-                KDShard.open(folder / prefix)
-            except FormatError as error:
-                book.wrong(prefix, str(error))
         book.compared.append("the datasets of each shard with each other, and the values of some documents")
     for split in receipt["splits"].values():
         book.counts["episodes"] += split["documents"]
@@ -53,8 +50,8 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     return book.ended()
 
 
-def _caches(to: str, folder: Path, names: list[str], book: VerifyReport) -> list[str]:
-    """What `datasets` has cached in a folder of its own files is no damage."""
-    caches = {name for name in names if to in TARGETS and TARGETS[to].cached and HF_CACHE.fullmatch(name)}
-    book.unchecked += [f"{name}: a cache of the datasets library, no part of the export" for name in sorted(caches)]
-    return [name for name in names if name not in caches]
+def _added(folder: Path, names: list[str], book: VerifyReport) -> list[str]:
+    """What `datasets` or Megatron has cached in a folder is no damage, nor are sidecars that fit."""
+    caches = list(filter(HF_CACHE.fullmatch, names))
+    book.unchecked += [f"{name}: a cache of the datasets library, no part of the export" for name in caches]
+    return megatron_added(folder, [name for name in names if name not in caches], book)

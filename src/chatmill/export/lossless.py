@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.export.arrow_files import Columns, save_splits, write_parquet
-from chatmill.export.row_layout import RowBatch, RowPlan
+from chatmill.export.row_layout import RowBatch
 from chatmill.export.targets import FACTS, has_other_weights
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_values
@@ -37,14 +36,7 @@ TREE_COLUMNS = ("position_ids", "ends")
 
 def to_parquet(export: Export, *, teacher: bool = False) -> None:
     """`SPLIT/shard_00000.parquet`, ...: list columns with everything that is stored."""
-    columns = StoredColumns(export, labels=False, teacher=teacher)
-
-    def about(rows: RowPlan) -> dict[str, str]:
-        meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
-        meaning |= {"pad_id": export.pad_id, "source_fingerprint": export.source.fingerprint}
-        return {"chatmill": json.dumps(meaning)}
-
-    write_parquet(export, export.rows(), columns.of, about=about)
+    write_parquet(export, export.rows(), StoredColumns(export, labels=False, teacher=teacher).of)
 
 
 def to_hf(export: Export, *, teacher: bool = False) -> None:

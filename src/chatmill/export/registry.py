@@ -27,8 +27,6 @@ class Target:
     """`trees` as `position_ids` and `ends`, `pictures` in a column `images`, `pairs` of answers and labels."""
     no_rows: str = ""
     """Of a target that takes no `max_length`: why, and what to set in the trainer."""
-    cached: bool = False
-    """Whether the `datasets` library, which leaves caches in the folder, opens it."""
 
     @property
     def function(self) -> Callable[..., None]:
@@ -57,11 +55,11 @@ EVERYTHING, PAIRS = ("trees", "pictures", "pairs"), ("pairs",)
 ALONE = "Trainers of preferences read one document a row: leave out max_length, and build with --max-length"
 ITSELF = "{} itself: leave out max_length and set {} there"
 _TABLE = (
-    Target("hf", "lossless:to_hf", EVERYTHING, cached=True),
-    Target("trl", "lossless:to_trl", cached=True),
-    Target("trl-dpo", "pairs:to_trl_dpo", PAIRS, ALONE, cached=True),
-    Target("trl-kto", "pairs:to_trl_kto", PAIRS, ALONE, cached=True),
-    Target("trl-reward", "pairs:to_trl_reward", PAIRS, ALONE, cached=True),
+    Target("hf", "lossless:to_hf", EVERYTHING),
+    Target("trl", "lossless:to_trl"),
+    Target("trl-dpo", "pairs:to_trl_dpo", PAIRS, ALONE),
+    Target("trl-kto", "pairs:to_trl_kto", PAIRS, ALONE),
+    Target("trl-reward", "pairs:to_trl_reward", PAIRS, ALONE),
     Target("parquet", "lossless:to_parquet", EVERYTHING),
     Target(
         "megatron",
@@ -73,9 +71,8 @@ _TABLE = (
         "axolotl",
         "trainers:to_axolotl",
         no_rows=ITSELF.format("Axolotl packs rows", "sample_packing: true and sequence_len"),
-        cached=True,
     ),
-    Target("llamafactory", "llamafactory:to_llamafactory", ("pairs", "pictures"), cached=True),
+    Target("llamafactory", "llamafactory:to_llamafactory", ("pairs", "pictures")),
     Target("olmo-core", "olmo:to_olmo_core", no_rows=ITSELF.format("OLMo-core packs documents", "sequence_length")),
     Target(
         "skyrl",
