@@ -68,18 +68,18 @@ def tokenizer_of(folder: Path) -> Any:
     return hf.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def trainer_of(
-    folder: Path, rows: list[Row], out: Path, *callbacks: Any, kind: Any = hf.Trainer, options: Any = (), **more: Any
-) -> Any:
+def tiny_model() -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=2100, **sizes))
+
+
+def trainer_of(folder: Path, rows: list[Row], out: Path, *callbacks: Any, **more: Any) -> Any:
     hf.set_seed(3)
-    config = hf.LlamaConfig(
-        vocab_size=2100, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    plain = {"max_steps": 4, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
-    own = plain | {"per_device_train_batch_size": 2, "remove_unused_columns": False} | dict(options)
-    return kind(
-        model=hf.LlamaForCausalLM(config),
-        args=hf.TrainingArguments(output_dir=str(out), **own),
+    options = {"max_steps": 4, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
+    options |= {"per_device_train_batch_size": 2, "remove_unused_columns": False}
+    return hf.Trainer(
+        model=tiny_model(),
+        args=hf.TrainingArguments(output_dir=str(out), **options),
         train_dataset=rows,
         callbacks=list(callbacks),
         **({"processing_class": tokenizer_of(folder), "data_collator": Padding()} | more),
@@ -177,29 +177,17 @@ def test_trl(assistant_only: bool, folder: Path, tmp_path: Path) -> None:
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     plain = [one for one in conversations() if not any(m.tool_calls for m in one.messages)]
     chats = [{"messages": [{"role": str(m.role), "content": m.content} for m in one.messages]} for one in plain]
-    options = trl.SFTConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=2,
-        max_steps=1,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        save_strategy="no",
-        assistant_only_loss=assistant_only,
-    )
+    options = {"per_device_train_batch_size": 2, "max_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False}
     callback = chatmill.AuditCallback(batches=3)
     trainer = trl.SFTTrainer(
-        model=hf.LlamaForCausalLM(
-            hf.LlamaConfig(
-                vocab_size=2100, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-            )
-        ),
-        args=options,
+        model=tiny_model(),
+        args=trl.SFTConfig(str(tmp_path), assistant_only_loss=assistant_only, save_strategy="no", **options),
         train_dataset=datasets.Dataset.from_list(chats),
         processing_class=tokenizer_of(folder),
         callbacks=[callback],
     )
     trainer.train()
+    assert callback.report is not None
     assert callback.report.rows == 6
     assert [one.code for one in callback.report.findings] == ([] if assistant_only else ["mask_full"])
 

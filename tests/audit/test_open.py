@@ -104,15 +104,12 @@ def test_labels_that_nobody_shifts_are_a_fault(rows: list[Row]) -> None:
         ("set.jsonl", '{"messages": []}', DataError, "no column of token ids"),
         ("set.jsonl", '{"input_ids": [1, 2]', FormatError, "line 1: not JSON"),
         ("set.jsonl", '{"input_ids": [1, 2], "labels": [1]}', DataError, "row 0: labels and input_ids"),
-        ("set.jsonl", '{"input_ids": [1, -2], "labels": [1, 2]}', DataError, "-2, which is no token id"),
         (
             "set.jsonl",
             '{"input_ids": [1]}\n{"input_ids": [1], "labels": [1]}',
             FormatError,
             "set.jsonl: item 1 has input_ids, labels",
         ),
-        ("set.jsonl", '{"input_ids": ["a"]}\n{"input_ids": [2]}', FormatError, "set.jsonl"),
-        ("set.jsonl.gz", "no gzip", FormatError, "set.jsonl.gz"),
         ("set.parquet", "no parquet", DataError, "set.parquet"),
     ],
 )

@@ -22,6 +22,7 @@ from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
+from tests.compiler.builds import write_jsonl
 from tests.pages import run_python
 
 Record = dict[str, Any]
@@ -45,24 +46,17 @@ def conversation(number: int, answer: str | None = None) -> Record:
 TALKS = [conversation(number) for number in range(12)]
 
 
-def write(path: Path, talks: Sequence[Record], *, ids: bool = True) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(talk if ids else {"messages": talk["messages"]}) for talk in talks]
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
-
-
 def built(out: Path, talks: Sequence[Record] = TALKS, *, ids: bool = True, **options: Any) -> Path:
     """Build some talks; their file has the same name whatever the folder, so that sources are named alike."""
-    file = write(out.parent / "input" / out.name / "talks.jsonl", talks, ids=ids)
-    recipe = {
-        "sources": [{"path": str(file)}],
-        "tokenizer": "bytes",
-        "template": "chatml",
-        "add_control_tokens": True,
-        **options,
-    }
-    run_build(recipe, out, workers=0)
+    (out.parent / "input" / out.name).mkdir(parents=True)
+    records = [talk if ids else {"messages": talk["messages"]} for talk in talks]
+    file = write_jsonl(out.parent / "input" / out.name / "talks.jsonl", records)
+    return build(out, file, **options)
+
+
+def build(out: Path, file: Path, **options: Any) -> Path:
+    recipe = {"sources": [{"path": str(file)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    run_build({**recipe, **options}, out, workers=0)
     return out
 
 
@@ -80,9 +74,6 @@ def test_equal_builds(base: Path, tmp_path: Path) -> None:
     assert found.equal
     assert counts(found) == {"equal": 12}
     assert found.totals_a == found.totals_b
-    assert found.totals_a.records == 12
-    assert found.totals_a.trained > 100
-    assert not found.shown
     assert found.matched[Match.RECORD_ID] == 12
     assert all(item.what.startswith("input ") or item.what.endswith(".path") for item in found.manifest)
     done = run(base, tmp_path / "b")
@@ -125,10 +116,8 @@ def test_edited_added_and_removed_records(base: Path, tmp_path: Path) -> None:
 
 
 def test_another_order_and_another_source_name_are_no_change(base: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "input" / "renamed.jsonl", TALKS[::-1])
-    recipe = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    run_build({**recipe, "sources": [{"path": str(file)}]}, tmp_path / "b", workers=0)
-    found = diff_datasets(base, tmp_path / "b")
+    file = write_jsonl(tmp_path / "renamed.jsonl", TALKS[::-1])
+    found = diff_datasets(base, build(tmp_path / "b", file))
     assert found.equal
     assert any("another order" in note for note in found.notes)
 
@@ -142,9 +131,7 @@ def test_records_without_ids_are_followed_when_lines_move(tmp_path: Path) -> Non
     assert found.matched[Match.CONTENT] == 11
     # The very same file: its places are as good as ids, whatever changed in the recipe.
     file = tmp_path / "input" / "a" / "talks.jsonl"
-    recipe = {"sources": [{"path": str(file)}], "tokenizer": "bytes", "template": "token_native"}
-    run_build({**recipe, "add_control_tokens": True}, tmp_path / "c", workers=0)
-    found = diff_datasets(a, tmp_path / "c")
+    found = diff_datasets(a, build(tmp_path / "c", file, template="token_native"))
     assert counts(found) == {"ids": 12}
     assert found.matched[Match.RECORD_ID] == 12
 
@@ -167,13 +154,6 @@ def test_records_in_another_split(base: Path, tmp_path: Path) -> None:
     assert not found.equal
     assert found.shown[0].place_b == ("val", 0)
     assert not any("another order" in note for note in found.notes)
-
-
-def test_a_packed_build_has_the_same_records(base: Path, tmp_path: Path) -> None:
-    found = diff_datasets(base, built(tmp_path / "b", pack={"length": 400}))
-    assert found.equal
-    assert found.matched[Match.RECORD_ID] == 12
-    assert {item.what for item in found.manifest} >= {"recipe.packing.max_length"}
 
 
 def test_sizes_of_batches_change_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +226,6 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     assert any(note.startswith("B: ids are shown") and "fingerprint" in note for note in found.notes)
     done = run(base, other, "-n", "1")
     assert any(line.startswith("+ user.header") and line.split()[-1].isdigit() for line in done.stdout.splitlines())
-    manifest["tokenizer"]["given_as"] = "gone/tokenizer.json"
-    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
-    assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
 
 
 def test_an_id_that_the_tokenizer_does_not_know_is_shown_as_a_number(base: Path, tmp_path: Path) -> None:
@@ -276,11 +253,6 @@ def test_code_of_the_pages_runs(
 def test_what_cannot_be_compared_is_said(base: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no such folder"):
         diff_datasets(base, tmp_path / "nothing")
-    with pytest.raises(FormatError, match="give the folder above it"):
-        diff_datasets(base, base / "train")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FormatError, match="holds no split"):
-        diff_datasets(tmp_path / "empty", base)
     (tmp_path / "begun" / ".build").mkdir(parents=True)
     with pytest.raises(FormatError, match="unfinished build"):
         diff_datasets(tmp_path / "begun", base)

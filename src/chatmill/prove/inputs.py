@@ -32,7 +32,7 @@ from chatmill.read.files import Raw, read_records
 from chatmill.read.groups import group_of, no_group
 from chatmill.read.lines import open_bytes
 from chatmill.read.picks import PICK
-from chatmill.read.places import STDIN, place, size_of, xxh128_of
+from chatmill.read.places import STDIN, place
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
@@ -63,29 +63,14 @@ class StatedChunk:
     """Where the lines of its rejected records begin and end in the file of all, in bytes."""
 
 
-def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str:
-    """Compare sizes and hashes with the manifest; a changed file is a finding. Gives why records cannot be read."""
-    total, done = sum(file["bytes"] for file in inputs), 0
+def missing_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
+    """Say which inputs cannot be read again; empty if all can."""
     missing = [file["path"] for file in inputs if not _is_there(file["path"])]
-    if missing:
-        relative = "" if os.path.isabs(missing[0]) else f" (relative names start from {Path.cwd()})"
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"the records were not derived again: the input {missing[0]} is not here{more}{relative}"
-    changed = 0
-    for file in inputs:
-        book.progress("inputs", done, total)
-        path = place(file["path"])
-        size, done = size_of(path), done + file["bytes"]
-        if size != file["bytes"]:
-            book.wrong(file["path"], f"the input has changed: {size:,} bytes, the manifest says {file['bytes']:,}")
-            changed += 1
-        elif (digest := xxh128_of(path)) != file["xxh128"]:
-            book.wrong(file["path"], f"the input has changed: xxh128 {digest}, the manifest says {file['xxh128']}")
-            changed += 1
-    if changed:
-        return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"
-    book.compared.append(f"{counted(len(inputs), 'input')} with the hashes of the manifest")
-    return ""
+    if not missing:
+        return ""
+    relative = "" if os.path.isabs(missing[0]) else f" (relative names start from {Path.cwd()})"
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"the input {missing[0]} is not here{more}{relative}"
 
 
 def _is_there(path: str) -> bool:
@@ -97,14 +82,25 @@ def _is_there(path: str) -> bool:
 
 
 def stated_chunks(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path, book: VerifyReport
 ) -> tuple[list[StatedChunk], Counter[str]]:
     """Cut the inputs again: the chunks, and the lines or rows of each source that `max_records` leaves out.
 
-    Every line or row must be in exactly one chunk, in order, or left out, by a count that knows nothing of the cutter;
-    and chunks.jsonl must say the same. A `FormatError` where that is not so.
+    A file that has changed is a finding, and then a `DataError`. Every line or row must be in exactly one chunk, in
+    order, or left out, by a count that knows nothing of the cutter; and chunks.jsonl must say the same. A `FormatError`
+    where that is not so.
     """
-    planned = plan_sources(_as_recorded(recipe, [file["path"] for file in manifest["inputs"]]), spool)
+    inputs = manifest["inputs"]
+    planned = plan_sources(_as_recorded(recipe, [file["path"] for file in inputs]), spool)
+    changed = 0
+    for file, stated in zip(planned.files, inputs, strict=True):
+        if (file.bytes, file.xxh128) != (stated["bytes"], stated["xxh128"]):
+            said = f"the manifest says {stated['bytes']:,} and {stated['xxh128']}"
+            book.wrong(file.path, f"the input has changed: {file.bytes:,} bytes with xxh128 {file.xxh128}, {said}")
+            changed += 1
+    if changed:
+        raise DataError(f"{changed} of {len(inputs)} inputs have changed since the build")
+    book.compared.append(f"{counted(len(inputs), 'input')} with the hashes of the manifest")
     uncovered = Counter[str]()
     for file in planned.files:
         uncovered[file.source] += _lines(file)

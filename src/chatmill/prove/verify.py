@@ -17,7 +17,7 @@ from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import check_columns
 from chatmill.prove.deep import check_records
 from chatmill.prove.files import stated_ledger, verify_files
-from chatmill.prove.inputs import check_inputs
+from chatmill.prove.inputs import missing_inputs
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.read.places import is_elsewhere
@@ -223,8 +223,8 @@ def _check_records(
         book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"
     elif len(splits) < len(manifest["splits"]):
         book.blocked = f"{not_derived}: a split cannot be read"
-    else:
-        book.blocked = check_inputs(manifest["inputs"], book)
+    elif missing := missing_inputs(manifest["inputs"]):
+        book.blocked = f"{not_derived}: {missing}"
     if book.blocked or tokenizer is None:
         return
     try:
