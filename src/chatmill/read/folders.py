@@ -72,8 +72,7 @@ def _one_split(folder: Path) -> list[str]:
 def saved_splits(folder: Path) -> list[str]:
     """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
     splits = read_object(folder / SPLITS_FILE).get("splits")
-    is_listed = isinstance(splits, list) and all(isinstance(split, str) for split in splits)
-    if not is_listed or any(split != Path(split).name or split == ".." for split in splits):  # none leads elsewhere
+    if not isinstance(splits, list) or not all(isinstance(s, str) and Path(s).name == s != ".." for s in splits):
         raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
     return splits
 
