@@ -5,7 +5,7 @@
         optimizer.pt                     the moments of AdamW
         state.json                       step, phase, training spec, place of the loader
 
-A folder grows under a hidden name, is synced to disk and renamed.
+A folder grows under a temporary name, is synced to disk and renamed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from chatmill.core.json_files import read_object
 from chatmill.core.machine_limits import is_full_disk
-from chatmill.core.publish import sync_folder, sync_tree
+from chatmill.core.publish import sweep_orphans, temporary_beside, whole_folder
 from chatmill.errors import ConfigError, FormatError
 
 FORMAT, VERSION = "chatmill-checkpoint", 2
@@ -44,31 +44,23 @@ class RunState:
 def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, state: RunState, *, keep: int) -> Path:
     """Write the checkpoint of `state.step` and remove all but the newest `keep`."""
     folder = out / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step_{state.step:08d}"
-    partial = folder / f".{target.name}.partial"
-    for rest in folder.glob(".step_*.partial"):  # of a run that was killed while it saved or removed one
-        shutil.rmtree(rest)
+    sweep_orphans(folder)  # of a run that was killed while it saved or removed one
     try:
-        model.save_pretrained(partial)
-        torch.save(optimizer.state_dict(), partial / OPTIMIZER)
-        described = {"format": FORMAT, "version": VERSION, **asdict(state)}
-        (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        sync_tree(partial)
+        with whole_folder(target, replace=True) as partial:  # a run that was resumed may save the same step once more
+            model.save_pretrained(partial)
+            torch.save(optimizer.state_dict(), partial / OPTIMIZER)
+            described = {"format": FORMAT, "version": VERSION, **asdict(state)}
+            (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     except Exception as error:  # libraries that write weights report a full disk as errors of their own
-        shutil.rmtree(partial, ignore_errors=True)
         if not is_full_disk(error):
             raise
         raise ConfigError(
             f"{folder}: the disk is full and this checkpoint is not saved. Free some space there, or lower `keep`, and "
             "run the same command again: it resumes from the newest checkpoint"
         ) from error
-    if target.exists():  # the same step once more, after a run that was resumed with the same steps
-        shutil.rmtree(target)
-    partial.rename(target)
-    sync_folder(folder)
     for old in checkpoints(out)[:-keep]:
-        shutil.rmtree(old.rename(folder / f".{old.name}.partial"))
+        shutil.rmtree(old.rename(temporary_beside(old)))
     return target
 
 
