@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,13 @@ from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
 from tests.data.tokenizer_files import loaded
 
-TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+DATA = Path(__file__).parents[1] / "data"
+TEMPLATES = DATA / "templates"
+TAGGED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}
+
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""  # noqa: E501
 Row = dict[str, list[int]]
 DAY = "2026-01-01"
 CLEAN = {
@@ -37,6 +44,18 @@ CLEAN = {
     "axolotl chatml": str(TEMPLATES / "axolotl" / "chatml.jinja"),
 }
 """Templates whose sets must give no finding; gpt_oss is one whose turns cannot be found by ids."""
+
+
+def write_tokenizer(folder: Path, **config: Any) -> Path:
+    """A model's folder without weights: a small vocabulary, a template with tags, and what `config.json` has."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((DATA / "tokenizers/tiny_torchtune/tokenizer.json").read_bytes())
+    named = {"chat_template": TAGGED, "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    if config:
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 2003, **config}))
+    return folder
 
 
 @cache

@@ -18,28 +18,15 @@ import chatmill
 import chatmill.auditor.run  # imports of its libraries draw random numbers, as any import may
 from chatmill.errors import ConfigError, DataError
 from chatmill.render.registry import bind, find_template
-from tests.audit.sets import Row, clean_rows, conversations
+from tests.audit.sets import Row, clean_rows, conversations, write_tokenizer
 from tests.images.model_folders import FAMILIES, picture, processor_of, write_model
 from tests.pages import run_python
 from tests.train.ranks import run_two_ranks
 
-TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
-TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}
-
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""  # noqa: E501
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("live") / "model"
-    made.mkdir()
-    (made / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-    named = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-    (made / "tokenizer_config.json").write_text(json.dumps(about))
-    return made
+    return write_tokenizer(tmp_path_factory.mktemp("live") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +60,10 @@ def tiny_model() -> Any:
     return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=2100, **sizes))
 
 
-def trainer_of(folder: Path, rows: list[Row], out: Path, *callbacks: Any, **more: Any) -> Any:
+def trainer_of(folder: Path, rows: list[Row], out: Path, *callbacks: Any, steps: int = 4, **more: Any) -> Any:
     hf.set_seed(3)
-    options = {"max_steps": 4, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
-    options |= {"per_device_train_batch_size": 2, "remove_unused_columns": False}
+    options = {"max_steps": steps, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
+    options |= {"per_device_train_batch_size": 2, "remove_unused_columns": False, "disable_tqdm": True}
     return hf.Trainer(
         model=tiny_model(),
         args=hf.TrainingArguments(output_dir=str(out), **options),

@@ -16,15 +16,9 @@ import chatmill
 from tests.audit.test_live import Padding, tokenizer_of, trainer_of
 
 
-class InOrder(hf.Trainer):  # type: ignore[misc]
-    """Reads rows in their order: process 0 has the batches 0, 2, ..., process 1 the others."""
-
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 def main(rank: int, folder: Path, out: Path) -> None:
-    """Train on every set of rows."""
+    """Train on every set of rows in their order: process 0 has the batches 0, 2, ..., process 1 the others."""
+    hf.Trainer._get_train_sampler = lambda trainer, *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
     found = []
     for rows in json.loads((out / "rows.json").read_text()):
         seen: list[Any] = []
@@ -35,8 +29,7 @@ def main(rank: int, folder: Path, out: Path) -> None:
             return seen[-1]
 
         callback, printed = chatmill.AuditCallback(batches=2), io.StringIO()
-        options = {"max_steps": 2, "ddp_backend": "gloo", "disable_tqdm": True}
-        trainer = trainer_of(folder, rows, out / "run", callback, kind=InOrder, options=options, data_collator=collate)
+        trainer = trainer_of(folder, rows, out / "run", callback, steps=2, data_collator=collate)
         with contextlib.redirect_stdout(printed):
             trainer.train()
         trained = chatmill.audit(seen[2:4], tokenizer_of(folder))  # the first two were read by the callback
