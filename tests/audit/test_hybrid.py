@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,12 @@ from chatmill import audit
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.tokenizer.load import load_tokenizer
-from tests.audit.sets import clean_rows, joined
-
-TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
+from tests.audit.sets import clean_rows, joined, write_tokenizer
 
 
 def folder_of(folder: Path, **config: Any) -> tuple[str, ModelTemplate]:
     """A model folder, and the template of it."""
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 2003, **config}))
+    write_tokenizer(folder, **config)
     return str(folder), bind(find_template(folder), load_tokenizer(folder))
 
 

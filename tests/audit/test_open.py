@@ -40,31 +40,15 @@ def written(rows: list[Row], form: str, folder: Path) -> Any:
         target = datasets.DatasetDict({"train": made, "test": made.select([0])}) if form == "splits" else made
         target.save_to_disk(folder / "saved")
         return folder / "saved"
-    if form == "megatron":
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        with MegatronWriter(folder / "set_tokens", "int32") as tokens:
-            tokens.append(np.concatenate([row["input_ids"] for row in rows]), lengths)
-        with MegatronWriter(folder / "set_lossmask", "uint8") as mask:
-            mask.append(np.concatenate([np.append(trained_of(row)[1:], False) for row in rows]), lengths)
-        return folder / "set_tokens"
-    return padded_batches(rows)
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    with MegatronWriter(folder / "set_tokens", "int32") as tokens:
+        tokens.append(np.concatenate([row["input_ids"] for row in rows]), lengths)
+    with MegatronWriter(folder / "set_lossmask", "uint8") as mask:
+        mask.append(np.concatenate([np.append(trained_of(row)[1:], False) for row in rows]), lengths)
+    return folder / "set_tokens"
 
 
-def padded_batches(rows: list[Row]) -> list[dict[str, Any]]:
-    """Batches of two rows as a DataLoader gives them."""
-    torch = pytest.importorskip("torch")
-    batches = []
-    for first in range(0, len(rows), 2):
-        part = rows[first : first + 2]
-        size = max(len(row["input_ids"]) for row in part)
-        fill = {"input_ids": 0, "labels": -100}
-        batch = {n: [row[n] + [v] * (size - len(row[n])) for row in part] for n, v in fill.items()}
-        batch["attention_mask"] = [[1] * len(r["input_ids"]) + [0] * (size - len(r["input_ids"])) for r in part]
-        batches.append({name: torch.tensor(values) for name, values in batch.items()})
-    return batches
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl", "datasets folder", "splits", "dataset", "megatron", "batches"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "datasets folder", "splits", "dataset", "megatron"])
 def test_every_form_gives_the_same_audit(rows: list[Row], form: str, tmp_path: Path) -> None:
     report = audit(written(rows, form, tmp_path), bound_template("chatml"))
     assert report.findings == ()
@@ -119,6 +103,16 @@ def test_what_is_no_set_is_one_clear_error(
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=says):
         read_columns(open_tokenized(tmp_path / name)[0])
+
+
+def test_records_of_the_source_that_cannot_be_read_are_counted(rows: list[Row], tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    records = [{"messages": messages}, {"messages": [{"role": "nobody", "content": 1}]}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = audit(rows[:1], bound_template("chatml"), source=path).source
+    assert source is not None
+    assert (source["records"], sum(source["refused"].values())) == (2, 1)
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class Unit(StrEnum):
-    """What a finding counts."""
-
-    TOKENS = "tokens"
-    ANSWERS = "answers"
-    ROWS = "rows"
-    DOCUMENTS = "documents"
 
 
 class Rule(NamedTuple):
     """A kind of finding."""
 
     title: str
-    unit: Unit
+    unit: Literal["tokens", "answers", "rows", "documents"]
+    """What it counts."""
     says: str
     """What it means, in one sentence."""
     mend: str
@@ -34,117 +25,117 @@ class Rule(NamedTuple):
 
 NOTE = True
 RULES: Mapping[str, Rule] = {
-    "mask_full": Rule("everything trained", Unit.DOCUMENTS,
+    "mask_full": Rule("everything trained", "documents",
         "Every token is a target, those of questions included; a set without labels or a mask is trained so.",
         "TRL: set assistant_only_loss=True; axolotl: train_on_inputs: false; else write labels with -100."),
-    "mask_empty": Rule("nothing trained", Unit.DOCUMENTS,
+    "mask_empty": Rule("nothing trained", "documents",
         "No token is a target: the document costs time and teaches nothing.",
         "Look for a template without {% generation %} tags, a marker that was not found, or a cut before the answer."),
-    "mask_shifted": Rule("mask shifted", Unit.ANSWERS,
+    "mask_shifted": Rule("mask shifted", "answers",
         "The mask has the size of the answer and is next to it.",
         "Move the mask back; a mask for labels must be shifted with the labels, and only once."),
-    "labels_shifted": Rule("labels shifted", Unit.ROWS,
+    "labels_shifted": Rule("labels shifted", "rows",
         "labels[t] is the id at another place than the trainer wants it: transformers, TRL and axolotl shift labels "
         "themselves, and take them at t.",
         "Give labels in the places of their ids; for a trainer that does not shift, at t + 1 (and audit --shifted)."),
-    "labels_differ": Rule("labels are other ids", Unit.TOKENS,
+    "labels_differ": Rule("labels are other ids", "tokens",
         "A label is neither -100 nor the id at its place.",
         "Make labels of a copy of input_ids, and write -100 where nothing is trained."),
-    "prompt_trained": Rule("prompt trained", Unit.ANSWERS,
+    "prompt_trained": Rule("prompt trained", "answers",
         "Tokens that the generation prompt gives the model are targets.",
         "Begin the mask after the generation prompt; with TRL, check the {% generation %} tags of the template."),
-    "context_trained": Rule("context trained", Unit.TOKENS,
+    "context_trained": Rule("context trained", "tokens",
         "Tokens of system, user or tool messages are targets.",
         "Mask everything but answers: train_on_inputs: false, assistant_only_loss=True, train_on_responses_only."),
-    "behind_stop_trained": Rule("text after the stop trained", Unit.ANSWERS,
+    "behind_stop_trained": Rule("text after the stop trained", "answers",
         "What the template writes after the stop is a target, and generation has ended there.",
         "Costs little, and teaches nothing; in TRL's templates the tag must close before the newline.", NOTE),
-    "stop_untrained": Rule("stop not trained", Unit.ANSWERS,
+    "stop_untrained": Rule("stop not trained", "answers",
         "The answer is trained and the token that ends it is not: the model does not learn to stop.",
         "Include the stop in the mask; axolotl: train_on_eos: turn. Look for pad = eos in the collator."),
-    "stop_twice": Rule("stop trained twice", Unit.ANSWERS,
+    "stop_twice": Rule("stop trained twice", "answers",
         "Another stop token after the stop is a target.",
         "Do not append an eos to a text that the template has ended."),
-    "stop_missing": Rule("answer without a stop", Unit.ANSWERS,
+    "stop_missing": Rule("answer without a stop", "answers",
         "No stop token ends the answer: the model does not learn to stop.",
         "Use the template to the end of the answer, or append its stop; GLM's template leaves it to the next message."),
-    "answer_untrained": Rule("answer not trained", Unit.ANSWERS,
+    "answer_untrained": Rule("answer not trained", "answers",
         "The record wants the answer trained, and no token of it is a target, nor of a later one in the document.",
         "Check how the tool finds answers; a marker that merges with the text next to it is not found."),
-    "last_untrained": Rule("last answers not trained", Unit.ANSWERS,
+    "last_untrained": Rule("last answers not trained", "answers",
         "No token of the answer is a target, nor of a later one in the document.",
         "Left out on purpose (train: false, a weight of 0), or lost: audit with --source, which has it.", NOTE),
-    "unwanted_trained": Rule("trained against the record", Unit.ANSWERS,
+    "unwanted_trained": Rule("trained against the record", "answers",
         "The record says that the answer is not trained (train: false, or a weight of 0), and it is.",
         "Name the field to the tool (axolotl: message_field_training); where it reads none, cut such answers out."),
-    "answer_partly_trained": Rule("answer partly trained", Unit.ANSWERS,
+    "answer_partly_trained": Rule("answer partly trained", "answers",
         "Some tokens of the answer are targets and others are not.",
         "Check where the mask begins and ends; masks by characters lose tokens of characters with several bytes."),
-    "earlier_untrained": Rule("earlier answers not trained", Unit.ANSWERS,
+    "earlier_untrained": Rule("earlier answers not trained", "answers",
         "The answer is not trained, and a later one of the document is.",
         "Fine if intended: where each turn has a document of its own, earlier answers are context.", NOTE),
-    "reasoning_untrained": Rule("reasoning not trained", Unit.ANSWERS,
+    "reasoning_untrained": Rule("reasoning not trained", "answers",
         "All of the answer is trained but its reasoning.",
         "Fine if intended; a model that is served with thinking has to write its reasoning.", NOTE),
-    "changed_trained": Rule("changed turns trained", Unit.ANSWERS,
+    "changed_trained": Rule("changed turns trained", "answers",
         "The answer is trained as later messages have changed it, and a served model never gives it so.",
         "Train each answer after its own prompt, one row per turn, or the last answer only."),
-    "bos_trained": Rule("bos trained", Unit.DOCUMENTS,
+    "bos_trained": Rule("bos trained", "documents",
         "The token that begins a document is a target.",
         "Write -100 for it: in packed rows the document before would have to predict it."),
-    "bos_twice": Rule("two bos", Unit.DOCUMENTS,
+    "bos_twice": Rule("two bos", "documents",
         "The document begins with two bos tokens.",
         "Tokenise what the template wrote with add_special_tokens=False."),
-    "bos_missing": Rule("bos missing", Unit.DOCUMENTS,
+    "bos_missing": Rule("bos missing", "documents",
         "The template begins every document with a bos, and it is not there.",
         "Tokenise the whole rendering, and cut from the end."),
-    "padding_trained": Rule("padding trained", Unit.TOKENS,
+    "padding_trained": Rule("padding trained", "tokens",
         "Padding is a target.",
         "Write -100 for padding by position, not by the pad id."),
-    "padding_left": Rule("padding on the left", Unit.ROWS,
+    "padding_left": Rule("padding on the left", "rows",
         "Padding is before the text, and the model has recurrent layers, which keep it in their state from there on.",
         "Pad on the right: tokenizer.padding_side = 'right'."),
-    "keys_missing": Rule("keys missing", Unit.ROWS,
+    "keys_missing": Rule("keys missing", "rows",
         "Rows hold several documents, and the recurrent layers of the model are not told where each begins.",
         "Make batches with DataCollatorForCausalLM(tokenizer, model=model); chatmill isolate shows what is read."),
-    "keys_needed": Rule("keys that batches need", Unit.ROWS,
+    "keys_needed": Rule("keys that batches need", "rows",
         "Rows hold several documents for a model with recurrent layers: batches must hold more than position_ids.",
         "chatmill isolate MODEL SET tries it on these rows.", NOTE),
-    "special_from_text": Rule("special tokens from text", Unit.DOCUMENTS,
+    "special_from_text": Rule("special tokens from text", "documents",
         "A special token is where the template writes none: a text that spells it was encoded as the token, or the "
         "template was another one.",
         "Encode contents with split_special_tokens=True, or take such records out."),
-    "other_ids": Rule("ids that no text gives", Unit.DOCUMENTS,
+    "other_ids": Rule("ids that no text gives", "documents",
         "The tokenizer gives other ids for this text: it was tokenised in pieces, or by another tokenizer.",
         "Render the conversation, and tokenise the text once."),
-    "merged_at_border": Rule("merged with the prompt", Unit.ANSWERS,
+    "merged_at_border": Rule("merged with the prompt", "answers",
         "The first token of the answer holds the end of the prompt too; a served model never writes it.",
         "Tokenise prompt and answer apart, and join the ids."),
-    "truncated": Rule("cut", Unit.DOCUMENTS,
+    "truncated": Rule("cut", "documents",
         "The document ends in the middle, at the length of the longest rows.",
         "Raise the maximum length, or leave such records out: a cut answer teaches to stop anywhere."),
-    "unbounded": Rule("documents without boundaries", Unit.ROWS,
+    "unbounded": Rule("documents without boundaries", "rows",
         "A row holds several documents, and no column says where they begin: they see each other.",
         "Keep seq_lengths or position_ids, and a trainer and attention that use them."),
-    "wrong_boundaries": Rule("boundaries that do not fit", Unit.ROWS,
+    "wrong_boundaries": Rule("boundaries that do not fit", "rows",
         "The boundaries of the row do not add up to its length.",
         "Write boundaries and rows in one step."),
-    "boundary_inside": Rule("boundaries inside a conversation", Unit.DOCUMENTS,
+    "boundary_inside": Rule("boundaries inside a conversation", "documents",
         "A document begins in the middle of a conversation.",
         "Pack whole documents, or attend to what was before."),
-    "duplicates": Rule("duplicates", Unit.DOCUMENTS,
+    "duplicates": Rule("duplicates", "documents",
         "The same tokens were there before, mask included.",
         "Fine if intended.", NOTE),
-    "outside_vocabulary": Rule("ids outside the vocabulary", Unit.DOCUMENTS,
+    "outside_vocabulary": Rule("ids outside the vocabulary", "documents",
         "The tokenizer of the model has no such id.",
         "Audit with the model that the set was made for."),
-    "template_differs": Rule("template text differs", Unit.DOCUMENTS,
+    "template_differs": Rule("template text differs", "documents",
         "What is written around messages is not what the model's template writes: another one wrote it, or none.",
         "Use the template of the model that is served; TRL puts in its own training template for some models."),
-    "text_differs": Rule("text differs", Unit.DOCUMENTS,
+    "text_differs": Rule("text differs", "documents",
         "Text of the record is missing, or other text is in its place.",
         "Look for trimming, a dropped system message, and fields that the tool does not read."),
-    "no_record": Rule("no such record", Unit.DOCUMENTS,
+    "no_record": Rule("no such record", "documents",
         "No record of the source gives this document.",
         "Audit with the files that the set was made of."),
 }  # fmt: skip

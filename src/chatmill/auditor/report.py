@@ -74,7 +74,7 @@ class AuditFinding:
             "note": rule.is_note,
             "count": self.count,
             "of": self.total,
-            "unit": str(rule.unit),
+            "unit": rule.unit,
             "share": self.share,
             "says": rule.says,
             "mend": rule.mend,

@@ -39,23 +39,13 @@ class VocabularyBytes(TokenBytes):
         data, at = self.joined(ids)
         return np.array([data[first : first + 1].isspace() for first in at[:-1].tolist()], dtype=np.bool_)
 
-    def texts(self, ids: Ints, starts: Ints, ends: Ints) -> list[str | None]:
-        """Decode stretches of ids; None if the bytes are not UTF-8."""
-        flat, at = self.joined(ids)
-        texts: list[str | None] = []
-        for first, last in zip(at[starts].tolist(), at[ends].tolist(), strict=True):
-            try:
-                texts.append(flat[first:last].decode("utf-8"))
-            except UnicodeDecodeError:
-                texts.append(None)
-        return texts
-
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:
-        """Mark stretches of ids that the tokenizer does not give for their text."""
-        texts = self.texts(ids, starts, ends)
-        encoded, offsets = self.tokenizer.encode_batch([text or "" for text in texts])
+        """Mark stretches of ids that the tokenizer does not give for their text, as all that are no UTF-8."""
+        flat, at = self.joined(ids)
+        bounds = zip(at[starts].tolist(), at[ends].tolist(), strict=True)
+        encoded, offsets = self.tokenizer.encode_batch([flat[a:b].decode("utf-8", errors="replace") for a, b in bounds])
         sizes = np.diff(offsets)
-        wrong: Bools = (sizes != ends - starts) | np.array([text is None for text in texts], dtype=np.bool_)
+        wrong: Bools = sizes != ends - starts
         same = np.flatnonzero(~wrong)
         mine = ids[ranges(starts[same], sizes[same])]
         theirs = encoded[ranges(offsets[:-1][same], sizes[same])]

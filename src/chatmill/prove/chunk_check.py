@@ -74,10 +74,9 @@ class ChunkCheck:
     def take(self, record: ReadRecord, *, came_of_arrow: bool) -> None:
         """The next record of the chunk; `came_of_arrow`: its null fields are absent."""
         self.ledger.records[record.source, "read", ""] += 1
-        if record.error is not None and record.error.code in (WHERE, PICK):
+        skipped = (WHERE, PICK) if self.recipe.preferences is None else (WHERE, PICK, LABEL_FALSE)
+        if record.error is not None and record.error.code in skipped:
             self.ledger.records[record.source, "skipped", record.error.code] += 1
-        elif record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
-            self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
         elif record.error is not None:
             self._reject(record.error, record.source)
         else:

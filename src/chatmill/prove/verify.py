@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import chdir, nullcontext
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def verify(
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     home, folder = _home(folder, manifest), folder.absolute()
-    with nullcontext() if home is None else chdir(home):
+    with chdir(home):
         recipe = recorded_recipe(manifest)
         if problem := seal_problem(manifest):
             book.wrong(MANIFEST, problem)
@@ -74,12 +74,12 @@ def verify(
         return book.ended()
 
 
-def _home(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
-    """The folder that the build ran in, if the inputs are only there; None: their names start from here."""
+def _home(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """The folder that the build ran in, if the inputs are only there; else this one."""
     names = [file["path"] for file in manifest["inputs"] if not is_elsewhere(file["path"])]
     home = next((folder / seen["from"] for seen in manifest["scanned"] if "from" in seen), folder).absolute()
     is_home = not all(map(os.path.exists, names)) and all((home / name).exists() for name in names)
-    return home if is_home else None
+    return home if is_home else Path()
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
