@@ -195,7 +195,5 @@ def test_real_conversations_go_to_transcripts_and_back_to_trained_spans(name: st
         assert trained == "".join(f"<|ASSISTANT|>{tokenizer.normalize(answer)}<|END|>" for answer in answers)
     packed = pack_transcripts([result.text or "" for _, result in written], tokenizer=tokenizer, block_size=512)
     stream = np.concatenate([np.append(ids, keywords["eos_id"]) for ids in encoded.records])
-    placed = packed.origin >= 0
-    assert np.array_equal(packed.input_ids[placed], stream[packed.origin[placed]])
-    assert int(placed.sum()) == len(stream) - packed.report.left_out
+    assert packed.tokens.sum() == len(stream) - packed.report.left_out
     assert packed.report.injected > 0

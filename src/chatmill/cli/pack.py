@@ -15,13 +15,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+
+if TYPE_CHECKING:
+    from chatmill.systems.document_boundaries import Blocks
+
+ABOUT = b"chatmill_packed_rows"
+"""Key of the description in a Parquet file's metadata."""
 
 
 def command(
@@ -37,14 +43,13 @@ def command(
     from chatmill.compiler.paths import local_paths
     from chatmill.read.transcripts import read_texts
     from chatmill.systems.document_boundaries import PackOptions, tokenize_blocks
-    from chatmill.systems.packed_files import packing_options, write_rows
     from chatmill.tokenizer.load import load_tokenizer
     from chatmill.yaml_files import read_mapping
 
     chosen: dict[str, Any] = {}
     if config is not None:
-        chosen = packing_options(read_mapping(config, "config file", "packing options"), str(config))
-    chosen |= packing_options(options.settings(settings), "--set")
+        chosen = _packing_options(read_mapping(config, "config file", "packing options"), str(config))
+    chosen |= _packing_options(options.settings(settings), "--set")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     loaded = load_tokenizer(tokenizer)
@@ -54,11 +59,36 @@ def command(
     if not blocks.input_ids:
         raise DataError(f"no rows to write: {packing_line(report)}")
     about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
-    write_rows(out, blocks, about)
+    _write_rows(out, blocks, about)
     if as_json:
         typer.echo(json.dumps(report | {"out": str(out)}))
         return
     typer.echo(f"{packing_line(report)}\n-> {out}")
+
+
+def _packing_options(options: dict[str, Any], where: str) -> dict[str, Any]:
+    """Check packing options of a YAML file or the command line."""
+    from chatmill.structs import typed
+    from chatmill.systems.document_boundaries import PackOptions
+
+    for name in options:
+        if name not in PackOptions.__struct_fields__:
+            raise UnknownNameError(f"option of {where}", name, list(PackOptions.__struct_fields__))
+    typed(PackOptions, options, where)
+    return options
+
+
+def _write_rows(path: Path, blocks: Blocks, about: dict[str, Any]) -> None:
+    """Write a Parquet file with `input_ids` and `document_starts`, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from chatmill.core.publish import whole_file
+
+    columns = {"input_ids": blocks.input_ids, "document_starts": blocks.document_starts}
+    table = pa.table({name: pa.array(rows, pa.list_(pa.int32())) for name, rows in columns.items()})
+    with whole_file(path) as partial:
+        pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about).encode()}), partial)
 
 
 def packing_line(report: dict[str, Any]) -> str:

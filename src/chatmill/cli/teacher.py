@@ -12,7 +12,6 @@ Examples:
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,18 +19,13 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
-from chatmill.errors import ConfigError, member
+from chatmill.errors import ConfigError, UnknownNameError
 
-
-class TeacherStep(StrEnum):
-    """What is done with the dataset."""
-
-    REQUEST = "request"
-    ADD = "add"
+STEPS = ("request", "add")
 
 
 def command(
-    step: Annotated[str, argument("STEP", "request, or add.", autocompletion=lambda: list(map(str, TeacherStep)))],
+    step: Annotated[str, argument("STEP", "request, or add.", autocompletion=lambda: list(STEPS))],
     dataset: Annotated[Path, argument("DATASET", "Folder of a dataset.")],
     answers: Annotated[
         list[Path] | None, argument("ANSWERS", "add: JSONL or Parquet files of answers, or folders of them.")
@@ -49,7 +43,9 @@ def command(
     """Write requests, or add answers."""
     from chatmill.distill.teacher import teacher_add, teacher_request
 
-    if member(TeacherStep, "step", step) is TeacherStep.REQUEST:
+    if step not in STEPS:
+        raise UnknownNameError("step", step, list(STEPS))
+    if step == "request":
         if out is None or answers:
             raise ConfigError("chatmill teacher request DATASET --out DIR: a new folder is needed, and no answers")
         counts = teacher_request(dataset, out, form=form, top_k=top_k, max_length=max_length, model=model, split=split)

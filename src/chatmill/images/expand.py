@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +19,6 @@ from chatmill.images.files import Pictures, Shown
 from chatmill.images.rule import Grid, PictureRule
 
 Ints = NDArray[np.int64]
-
-
-class Vocabulary(Protocol):
-    """What is needed of a tokenizer."""
-
-    @property
-    def control_ids(self) -> Mapping[str, int]:
-        """The ids of control tokens."""
-
-    def encode(self, text: str) -> list[int]:
-        """Encode a text."""
 
 
 class PictureRuns(NamedTuple):
@@ -74,10 +63,10 @@ def look_at(
 class Expander:
     """Writes the tokens of pictures with one vocabulary."""
 
-    def __init__(self, rule: PictureRule, vocabulary: Vocabulary) -> None:
-        """The vocabulary has all control tokens of the rule."""
-        self.rule, self._vocabulary = rule, vocabulary
-        self.token = vocabulary.control_ids[rule.token]
+    def __init__(self, rule: PictureRule, tokenizer: Any) -> None:
+        """The tokenizer has all control tokens of the rule."""
+        self.rule, self._tokenizer = rule, tokenizer
+        self.token: int = tokenizer.control_ids[rule.token]
         self._known: dict[tuple[Grid, tuple[int, int], bool], NDArray[np.int32]] = {}
 
     def ids(self, shown: Shown, others: int) -> NDArray[np.int32]:
@@ -93,8 +82,8 @@ class Expander:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        control = self._vocabulary.control_ids.get(text)
-        return self._vocabulary.encode(text) if control is None else [control]
+        control = self._tokenizer.control_ids.get(text)
+        return self._tokenizer.encode(text) if control is None else [control]
 
     def placeholders(self, tokens: Tokens) -> Ints:
         """Find the runs that stand for a picture; each is one token."""

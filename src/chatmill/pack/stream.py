@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,8 @@ from chatmill.errors import ConfigError, DataError
 _SYSTEM, _USER, _ASSISTANT, _END, _EOS = range(5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamReport(Mapping[str, int]):
-    """What packing a stream did, as counts; read as attributes or as a mapping of names to counts."""
+class StreamReport(NamedTuple):
+    """What packing a stream did, as counts."""
 
     records: int
     """Records in the stream, after those with an eos inside were cut into one per eos."""
@@ -39,17 +38,6 @@ class StreamReport(Mapping[str, int]):
     """Records whose rest was not packed: a user span did not end within the block it was carried into."""
     system_not_injected: int
     """Blocks that got the user marker alone, because the system span would have left no room."""
-
-    def __getitem__(self, name: str) -> int:
-        if name not in tuple(self):
-            raise KeyError(name)
-        return int(getattr(self, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return (field.name for field in fields(self))
-
-    def __len__(self) -> int:
-        return len(fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +75,6 @@ class PackedStream:
     def lost_at_edges(self) -> float:
         """The share of the assistant's tokens that block edges keep from training."""
         return 1 - self.trained_tokens / self.assistant_tokens if self.assistant_tokens else 0.0
-
-    @property
-    def origin(self) -> NDArray[np.int64]:
-        """(N, block_size): the position in the stream that each token has; -1 injected, -2 padding."""
-        column = np.arange(self.input_ids.shape[1], dtype=np.int64) - self.injected[:, None]
-        origin = column + self.starts[:, None]
-        origin[column < 0] = -1
-        origin[column >= self.tokens[:, None]] = -2
-        return origin
 
 
 def post_training_loss_mask(

@@ -100,13 +100,6 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(answer.body, Generator):
                 answer.body.close()
 
-    def handle_one_request(self) -> None:
-        """Handle one request; a client that goes away or is too slow is not an error."""
-        try:
-            super().handle_one_request()
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
-
     def log_message(self, *_: object) -> None:
         return
 
@@ -143,7 +136,7 @@ class ViewServer(ThreadingHTTPServer):
         """What to open in a browser."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that go away; report anything else."""
+        """Ignore clients that go away or are too slow; report anything else."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
