@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.compiler.engines.ray_engine import RayExecutor, named_executor
 from chatmill.compiler.run import BuildProgress
-from chatmill.errors import UnknownNameError
 from tests.cli.run import Call, chatmill, forked
 from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
 
@@ -93,7 +91,9 @@ def test_folders_that_are_refused(call: Call, recipe: Path, tmp_path: Path) -> N
 
 
 def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_path: Path) -> None:
-    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
+    share = call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2")
+    assert share.status == 0
+    assert "This share is done. When all are: --resume in place of --shard makes out." in share.out
     done = call("build", recipe, "-o", "out", "-w", "0")
     assert done.status == 2
     assert "holds an unfinished build of this recipe: continue with --resume" in done.error
@@ -131,20 +131,6 @@ def test_a_build_of_which_no_chunk_is_done_is_replaced(call: Call, recipe: Path,
     assert leftovers(tmp_path / "out") == []
 
 
-def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
-    options = ["-w", "0", "--set", "shard_bytes=2000"]
-    for share in ("1/2", "0/2"):
-        done = call("build", recipe, "-o", "out", *options, "--shard", share)
-        assert done.status == 0
-        assert "This share is done. When all are: --resume in place of --shard makes out." in done.out
-    joined = call("build", recipe, "-o", "out", *options, "--resume", "--json")
-    assert joined.status == 0
-    manifest = json.loads(joined.out)
-    assert call("build", recipe, "-o", "whole", *options).status == 0
-    assert manifest["files"] == files_of(tmp_path / "whole") == files_of(tmp_path / "out")
-    assert leftovers(tmp_path / "out") == []
-
-
 def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = ["-w", "0", "--set", "shard_bytes=2000"]
     assert call("build", recipe, "-o", "old", *options).status == 0
@@ -163,7 +149,8 @@ def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
     assert "--set gates.records_left_out=0.25 (null turns the gate off)" in done.error
     done = call("build", "chats.jsonl", "-o", "out", *options, "--set", "gates.records_left_out=0.25", "--resume")
     assert done.status == 0, done.error
-    assert "1 records left out: invalid_json 1; those in quarantine are in out/rejected.jsonl" in done.out
+    assert "records left out: invalid_json: 1" in done.out
+    assert "Those in quarantine are in out/rejected.jsonl" in done.out
     assert (tmp_path / "out" / "rejected.jsonl").read_text().count("\n") == 1
     lines = done.out.splitlines()[4:]
     column = lines[0].split().index("left")
@@ -181,7 +168,7 @@ def test_lost_text_is_named_by_kind_and_source(call: Call, tmp_path: Path) -> No
     done = call("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", "--set",
                 "gates.max_lost_reasoning=null")  # fmt: skip
     assert done.status == 0
-    assert "Lost: 20 characters of reasoning are in no document (one 8, two 12)" in done.out
+    assert "characters of reasoning that are in no document (one 8, two 12): 20" in done.out
     assert "characters of contents" not in done.out
 
 
@@ -191,7 +178,7 @@ def test_an_empty_answer_is_one_in_every_format_and_is_counted(call: Call, tmp_p
     for name in ("a.jsonl", "a.csv"):
         done = call("build", name, "-o", f"out-{name}", "-w", "0", *BYTES)
         assert done.status == 0, done.error
-        assert "1 answers that are empty" in done.out
+        assert "answers that are empty: only the end of the turn is trained: 1" in done.out
         assert call("verify", f"out-{name}", "--deep").status == 0
     first, second = ((tmp_path / f"out-{name}" / "train" / "tokens.bin").read_bytes() for name in ("a.jsonl", "a.csv"))
     assert first == second
@@ -211,8 +198,6 @@ def test_verify_finds_the_inputs_from_any_folder(
     tmp_path.rename(moved)  # folder and inputs together
     monkeypatch.chdir(moved.parent)
     assert call("verify", moved / "out", "--deep", "-w", "0").status == 0
-    (moved / "chats.jsonl").unlink()
-    assert "chats.jsonl is not here" in call("verify", moved / "out", "--deep", "-w", "0").out
 
 
 def test_a_sample_of_a_long_build_is_tried_before_it_starts(
@@ -253,15 +238,6 @@ def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_w
     assert "a.jsonl:1: changed as the recipe says: repaired call ids 1" in shown.out
 
 
-def test_engines_by_name() -> None:
-    engine = named_executor("ray", 3)
-    assert isinstance(engine, RayExecutor)
-    assert (engine.address, engine.workers) == (None, 3)
-    assert named_executor("local", 3) is None, "a build makes its own"
-    with pytest.raises(UnknownNameError, match="'rey'"):
-        named_executor("rey")
-
-
 def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from chatmill.compiler.progress import shown_progress
 
@@ -277,19 +253,6 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert "0 chunks" in text, "a number from the first moment on"
     assert "3/7 chunks" in text
     assert "1,234 records" in text
-
-
-def test_gates_on_the_command_line(call: Call, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "chats.jsonl", [*chats(2), {"id": "mute", "messages": [{"role": "user", "content": "q"}]}])
-    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)
-    assert done.status == 3
-    assert "(the first: chats.jsonl:3 (mute))" in done.error
-    gate = ["--set", "gates.records_without_trained_tokens=1"]
-    assert call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", *gate).status == 0
-    (tmp_path / "recipe.yaml").write_text(json.dumps(plain_recipe(Path("chats.jsonl"), gates={})))
-    gate = ["--set", "gates.records_without_trained_tokens=null"]
-    assert call("build", "recipe.yaml", "-o", "other", "-w", "0").status == 3
-    assert call("build", "recipe.yaml", "-o", "other", "-w", "0", "--resume", *gate).status == 0
 
 
 def test_options_replace_keys_of_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:

@@ -197,12 +197,6 @@ def test_completion(
     assert capsys.readouterr().out.split() == offered
 
 
-def test_the_completion_script_can_be_shown() -> None:
-    done = chatmill("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "_CHATMILL_COMPLETE=complete_bash" in done.stdout
-
-
 # exit statuses
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,11 +61,6 @@ def write(tmp_path: Path) -> Any:
     return write_template
 
 
-@pytest.fixture(scope="module")
-def qwen3() -> TemplateLook:
-    return look_at_template(TOKENIZERS / "qwen3")
-
-
 def test_json_has_everything(write: Any) -> None:
     done = here("template", write(CHATML), "--json")
     assert done.returncode == 0, done.stderr
@@ -82,80 +79,118 @@ def test_json_has_everything(write: Any) -> None:
     assert {"code", "text"} == set(found["findings"][0])
 
 
-def test_facts_of_a_model_folder(qwen3: TemplateLook) -> None:
-    assert not qwen3.facts["made_up_vocabulary"]
-    assert qwen3.facts["vocab_size"] == 151669
-    assert qwen3.facts["options"] == ["enable_thinking"], "names that the template sets itself are no options"
-    assert qwen3.facts["roles"] == ["system", "user", "assistant", "tool"]
-    assert qwen3.facts["tool_definitions"]
-    assert qwen3.facts["tool_calls"]
-    assert qwen3.facts["prompt"] == "<|im_start|>assistant\n"
-    assert qwen3.facts["stops"] == [{"token": "<|im_end|>", "sources": ["the tokenizer's eos"]}]
-    assert not qwen3.facts["asks_for_date"]
+OPENS = CHATML.replace(
+    "{{ message.content }}", "{% if message.role == 'assistant' %}<think>\n{% endif %}{{ message.content }}"
+).replace("assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}")
+"""Opens reasoning that nothing closes."""
+CONTENT = "{{ message.content }}<|im_end|>"
+TAGGED = "{% generation %}{{ message.content }}{% endgeneration %}<|im_end|>"
+OWN = {
+    "switched prompt": CHATML.replace(
+        "<|im_start|>assistant\n", "<|im_start|>assistant\n{% if enable_thinking is not false %}<think>\n{% endif %}"
+    ),
+    "opens reasoning": OPENS,
+    "opens reasoning unless switched off": OPENS.replace(
+        "<think>\n", "{% if enable_thinking is not false %}<think>\n{% else %}<think></think>{% endif %}"
+    ),
+    "tags without the stop": CHATML.replace(
+        CONTENT, f"{{% if message.role == 'assistant' %}}{TAGGED}{{% else %}}{CONTENT}{{% endif %}}"
+    ),
+    "unknown token": CHATML.replace("<|im_start|>", "<|open|>"),
+}
+"""Templates by what is odd about them."""
 
 
-def test_history_that_is_rewritten(qwen3: TemplateLook) -> None:
-    assert "history_rewritten" in codes(qwen3)
-    assert "R-one." in text_of(qwen3, "history_rewritten")
+@cache
+def look(name: str, tokenizer: str | None = None) -> TemplateLook:
+    """Of a bundled template, a folder of the tests, one of TRL's, or one of the odd ones."""
+    if name in OWN:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "own.jinja").write_text(OWN[name])
+            return look_at_template(Path(folder) / "own.jinja", tokenizer)
+    if name.startswith("trl/"):
+        return look_at_template(trl_template(name.removeprefix("trl/")))
+    folder = TOKENIZERS / name
+    return look_at_template(folder if folder.is_dir() else name)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("qwen3", "history_rewritten", "R-one."),
+        ("chatml", "history_stable", ""),
+        ("chatml", "prompt_agrees", ""),
+        ("mistral_nemo", "history_rewritten", "The answer itself changes the context of message 2, in 'system"),
+        ("mistral_nemo", "reasoning_dropped", ""),
+        ("mistral_nemo", "template_refuses", "must alternate"),
+        ("switched prompt", "prompt_not_in_history", "With enable_thinking=false they agree"),
+        ("opens reasoning", "reasoning_not_closed", "opens reasoning that answers never close"),
+        ("opens reasoning", "reasoning_not_closed", "No thinking switch fixes"),
+        ("opens reasoning unless switched off", "reasoning_not_closed", "With enable_thinking=false they agree"),
+        ("deepseek_v3", "not_shown", "tools"),
+        ("deepseek_v3", "results_inside_answers", ""),
+        ("qwen3_base", "stop_not_in_config", "the model's generation config would not stop there"),
+        ("qwen3_base", "stop_not_in_config", "its eos is <|endoftext|>"),
+        ("llama3", "white_space_trimmed", "around user contents"),
+        ("trl/gptoss_training", "tags_train_prompt", "<|start|>assistant"),
+        ("trl/qwen3_5_think_training", "tags_train_prompt", "<think>"),
+        ("trl/qwen3_8_training", "tags_train_prompt", "<think>"),
+        ("trl/qwen2_5_training", "tags_train_prompt", '"\\n"'),
+        ("trl/qwen3_training", "tags_train_behind_stop", '"\\n"'),
+        ("trl/cohere2_training", "tags_agree", "exactly what is proved"),
+        ("tags without the stop", "tags_miss_stop", "<|im_end|>"),
+    ],
+)
+def test_what_is_found(name: str, code: str, words: str) -> None:
+    found = look(name)
+    assert code in codes(found)
+    assert words in text_of(found, code)
+    if code.startswith("tags_"):
+        assert found.facts["generation_tags"]
+        assert ("tags_train_prompt" in codes(found)) == (code == "tags_train_prompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("mistral_nemo", "prompt_not_in_history"),
+        ("qwen3", "reasoning_dropped"),
+        ("opens reasoning unless switched off", "prompt_agrees"),
+        ("chatml", "white_space_trimmed"),
+        ("unknown token", "tokens_not_in_vocabulary"),  # there is no vocabulary to lack it
+    ],
+)
+def test_what_is_not_found(name: str, code: str) -> None:
+    assert code not in codes(look(name))
+
+
+def test_facts() -> None:
+    qwen3 = look("qwen3")
+    wanted = {
+        "made_up_vocabulary": False,
+        "vocab_size": 151669,
+        "options": ["enable_thinking"],  # names that the template sets itself are no options
+        "roles": ["system", "user", "assistant", "tool"],
+        "tool_definitions": True,
+        "tool_calls": True,
+        "prompt": "<|im_start|>assistant\n",
+        "stops": [{"token": "<|im_end|>", "sources": ["the tokenizer's eos"]}],
+        "asks_for_date": False,
+    }
+    assert {name: qwen3.facts[name] for name in wanted} == wanted
     thinking = next(probe for probe in qwen3.probes if probe.probe.name == "two turns with reasoning")
     assert [thinking.is_stable(answer) for answer in thinking.answers] == [False, True]
     assert len(thinking.rows) == 2
-    assert "history_stable" in codes(look_at_template("chatml"))
-
-
-def test_the_served_prompt_and_the_history(qwen3: TemplateLook) -> None:
-    assert "prompt_agrees" in codes(look_at_template("chatml"))
-    nemo = look_at_template(TOKENIZERS / "mistral_nemo")
-    assert "prompt_not_in_history" not in codes(nemo)
-    rewritten = text_of(nemo, "history_rewritten")
-    assert "The answer itself changes the context of message 2, in 'system message'" in rewritten
-    assert nemo.facts["arguments"] == "object"
-    assert "reasoning_dropped" in codes(nemo)
-    assert "reasoning_dropped" not in codes(qwen3)
-    assert "must alternate" in text_of(nemo, "template_refuses")
-
-
-def test_the_switch_under_which_prompt_and_history_agree(write: Any) -> None:
-    text = CHATML.replace(
-        "<|im_start|>assistant\n", "<|im_start|>assistant\n{% if enable_thinking is not false %}<think>\n{% endif %}"
-    )
-    look = look_at_template(write(text))
-    found = text_of(look, "prompt_not_in_history")
-    assert "With enable_thinking=false they agree" in found
-    assert "No switch" not in found
-    assert look.probes[0].options == {"enable_thinking": False}
-
-
-def test_a_prompt_that_opens_reasoning_which_nothing_closes(write: Any) -> None:
-    opens = "{% if message.role == 'assistant' %}<think>\n{% endif %}{{ message.content }}"
-    text = CHATML.replace("{{ message.content }}", opens).replace(
-        "assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}"
-    )
-    found = text_of(look_at_template(write(text)), "reasoning_not_closed")
-    assert "opens reasoning that answers never close" in found
-    assert "No thinking switch fixes" in found
-    off = "{% if enable_thinking is not false %}<think>\n{% else %}<think></think>{% endif %}"
-    look = look_at_template(write(text.replace("<think>\n", off)))
-    assert "With enable_thinking=false they agree" in text_of(look, "reasoning_not_closed")
-    assert "prompt_agrees" not in codes(look)
-
-
-def test_dropped_texts_and_tool_results_inside_answers() -> None:
-    look = look_at_template(TOKENIZERS / "deepseek_v3")
-    assert "tools" in text_of(look, "not_shown")
-    assert "results_inside_answers" in codes(look)
-    assert not look.facts["tool_definitions"]
-    assert look.facts["tool_calls"]
-
-
-def test_stops_that_the_model_would_not_stop_at() -> None:
-    look = look_at_template(TOKENIZERS / "qwen3_base")
-    assert look.facts["made_up_vocabulary"]
-    assert [stop["token"] for stop in look.facts["stops"]] == ["<|endoftext|>", "<|im_end|>"]
-    assert look.facts["stops"][1]["sources"][0].startswith("habit")
-    found = text_of(look, "stop_not_in_config")
-    assert "the model's generation config would not stop there" in found
-    assert "its eos is <|endoftext|>" in found
+    assert look("mistral_nemo").facts["arguments"] == "object"
+    deepseek = look("deepseek_v3").facts
+    assert (deepseek["tool_definitions"], deepseek["tool_calls"]) == (False, True)
+    base = look("qwen3_base").facts
+    assert base["made_up_vocabulary"]
+    assert [stop["token"] for stop in base["stops"]] == ["<|endoftext|>", "<|im_end|>"]
+    assert base["stops"][1]["sources"][0].startswith("habit")
+    assert look("switched prompt").probes[0].options == {"enable_thinking": False}
+    lacks = look("unknown token", str(TOKENIZERS / "qwen3"))
+    assert "<|open|>" in text_of(lacks, "tokens_not_in_vocabulary")
 
 
 def test_a_generation_config_is_a_source_of_stops(tmp_path: Path) -> None:
@@ -166,46 +201,6 @@ def test_a_generation_config_is_a_source_of_stops(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151643]}))
     look = look_at_template(folder)
     assert look.facts["stops"][0] == {"token": "<|endoftext|>", "sources": ["generation config"]}
-
-
-def test_white_space_that_is_trimmed() -> None:
-    assert "around user contents" in text_of(look_at_template("llama3"), "white_space_trimmed")
-    assert "white_space_trimmed" not in codes(look_at_template("chatml"))
-
-
-def test_special_tokens_that_the_vocabulary_lacks(write: Any) -> None:
-    own = write(CHATML.replace("<|im_start|>", "<|open|>"))
-    look = look_at_template(own, str(TOKENIZERS / "qwen3"))
-    assert "<|open|>" in text_of(look, "tokens_not_in_vocabulary")
-    assert "tokens_not_in_vocabulary" not in codes(look_at_template(own)), "there is no vocabulary to lack it"
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "example"),
-    [
-        ("gptoss_training", "tags_train_prompt", "<|start|>assistant"),
-        ("qwen3_5_think_training", "tags_train_prompt", "<think>"),
-        ("qwen3_8_training", "tags_train_prompt", "<think>"),
-        ("qwen2_5_training", "tags_train_prompt", '"\\n"'),
-        ("qwen3_training", "tags_train_behind_stop", '"\\n"'),
-        ("cohere2_training", "tags_agree", "exactly what is proved"),
-    ],
-)
-def test_generation_tags_are_compared_with_the_proof(name: str, code: str, example: str) -> None:
-    look = look_at_template(trl_template(name))
-    assert look.facts["generation_tags"]
-    assert example in text_of(look, code)
-    tagged = {found for found in codes(look) if found.startswith("tags_")}
-    assert ("tags_train_prompt" in tagged) == (code == "tags_train_prompt")
-
-
-def test_tags_that_train_too_little(write: Any) -> None:
-    content = "{{ message.content }}<|im_end|>"
-    tagged = "{% generation %}{{ message.content }}{% endgeneration %}<|im_end|>"
-    both = f"{{% if message.role == 'assistant' %}}{tagged}{{% else %}}{content}{{% endif %}}"
-    look = look_at_template(write(CHATML.replace(content, both)))
-    assert "<|im_end|>" in text_of(look, "tags_miss_stop")
-    assert "tags_train_prompt" not in codes(look)
 
 
 def test_a_template_that_asks_for_the_date(write: Any) -> None:

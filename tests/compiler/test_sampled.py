@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.cli.drift import drift_lines
+from chatmill.cli.raw_files import drift_lines
 from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations

@@ -30,38 +30,6 @@ def stats_of(split: LookSplit) -> SplitStats:
     return split_stats(split, count_tokens(split))
 
 
-def slow_counts(split: LookSplit) -> tuple[Counter[Any], Counter[Any]]:
-    """(kind, trained) and (turn, trained) -> tokens, one token after the other."""
-    kinds: Counter[Any] = Counter()
-    turns: Counter[Any] = Counter()
-    for number in range(len(split)):
-        item = split.item(number)
-        assert item.kinds is not None
-        trained = item.is_trained
-        for first, last in item.borders:
-            turn, before = 0, None
-            for at in range(first, last):
-                role = role_of(int(item.kinds[at]))
-                turn += role is RoleCode.USER and before is not RoleCode.USER
-                before = role
-                kinds[int(item.kinds[at]), bool(trained[at])] += 1
-                turns[min(turn, MOST_TURNS), bool(trained[at])] += 1
-    return kinds, turns
-
-
-@pytest.mark.parametrize("name", ["episodes", "rows", "hf"])
-def test_counts_equal_counting_one_by_one(name: str) -> None:
-    split = open_for_looking(folder() / name).split("val")
-    counts = count_tokens(split)
-    kinds, turns = slow_counts(split)
-    assert sum(kinds.values()) == split.total_tokens > 100
-    for table, slow in ((counts.kinds, kinds), (counts.turns, turns)):
-        for key in range(len(table)):
-            assert table[key].tolist() == [slow[key, False] + slow[key, True], slow[key, True]]
-    assert counts.trained.tolist() == split.trained().tolist()
-    assert (counts.documents, counts.tokens) == (len(split.document_lengths), split.total_tokens)
-
-
 @settings(max_examples=60)
 @given(
     st.lists(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.splits import LookLayout
 from chatmill.store.megatron import MegatronWriter
@@ -49,7 +50,9 @@ def test_every_token_has_its_own_span(root: Path) -> None:
             assert item.spans.tolist() == document.spans
             assert item.is_trained.tolist() == [span > 0 for span in document.spans]
             assert item.trained == sum(span > 0 for span in document.spans) > 0
-        assert split.trained().tolist() == [sum(span > 0 for span in document.spans) for document in documents]
+        assert count_tokens(split).trained.tolist() == [
+            sum(span > 0 for span in document.spans) for document in documents
+        ]
     train = found.splits["train"]
     assert train.item(30).source == "shard_01 document 0"
     assert train.sources is not None

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import RoleCode, role_of
-from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, DataError
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow, apply_overflow
-from chatmill.pack.turns import outline
-from chatmill.read.conversations import read_conversations
-from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.systems.token_native_sft import pack_sft_ids_and_mask, sft_loss_mask_for_ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.pack.letter_chats import (
-    A,
     Chat,
-    D,
-    S,
-    U,
     applied,
     assistant_weights,
     batch,
     batches,
-    check,
     ids_of,
     one,
     spelled,
@@ -167,45 +154,3 @@ def test_bad_arguments() -> None:
         apply_overflow(tokens, weights, 0, "cut")
     with pytest.raises(DataError, match=r"8 runs.*\(3,\)"):
         apply_overflow(tokens, weights[:3], 5, "cut")
-
-
-# --- real conversations, rendered by a real template
-
-
-@pytest.fixture(scope="module")
-def rendered() -> tuple[Tokens, np.ndarray]:
-    tokenizer = byte_tokenizer(find_template("qwen3").control_tokens)
-    folder = Path(__file__).parents[1] / "data" / "conversations"
-    files = [folder / f"{name}.jsonl.gz" for name in ("tau_airline", "swe_agent", "reason_tool_use", "oasst_en100")]
-    in_place = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)  # a row per conversation
-    tokens = render(list(read_conversations(files)), bind("qwen3", tokenizer, in_place)).tokens
-    # every token is known by its place, as in the made-up batches
-    return replace(tokens, ids=np.arange(len(tokens.ids), dtype=np.int32)), find_policy("assistant").run_weights(tokens)
-
-
-@pytest.mark.parametrize("capacity", [3000, 16384])
-def test_windows_of_real_conversations(rendered: tuple[Tokens, np.ndarray], capacity: int) -> None:
-    tokens, weights = rendered
-    result = apply_overflow(tokens, weights, capacity, "windows")
-    over_long = int((tokens.lengths > capacity).sum())
-    assert over_long > 50
-    assert len(result.tokens) > len(tokens) + over_long
-    check(tokens, weights, capacity, result)
-    new, old = result.tokens.per_token(result.run_weights) > 0, tokens.per_token(weights) > 0
-    lost = np.setdiff1d(np.flatnonzero(old), result.tokens.ids[new])
-    assert set(lost.tolist()) <= {i for start, end in too_long(tokens, capacity) for i in range(start, end - capacity)}
-    # a result never opens a window: its call stands before it
-    for episode in range(len(result.tokens)):
-        roles = [role_of(k) for k in result.tokens.conversation(episode).run_kinds.tolist()]
-        body = [role for role in roles if role not in (S, D, RoleCode.NONE)]
-        assert body[0] in (U, A), f"episode {episode} opens with {body[0]}"
-
-
-def too_long(tokens: Tokens, capacity: int) -> list[tuple[int, int]]:
-    """Start and end of every assistant message that alone is longer than the row."""
-    return [
-        (int(tokens.offsets[index]) + message.start, int(tokens.offsets[index]) + message.end)
-        for index in range(len(tokens))
-        for message in outline(tokens, index).messages
-        if message.role is A and message.end - message.start > capacity
-    ]

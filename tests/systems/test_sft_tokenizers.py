@@ -62,23 +62,6 @@ def test_the_bulk_path_and_the_scan_agree(batch: list[Conversation], default: st
         assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **BYTE_MARKERS)
 
 
-def test_the_bulk_path_and_the_scan_agree_on_real_conversations(gpt2: Any, real_conversations: Any) -> None:
-    tokenizer = gpt2.with_added(list(MARKERS.values()))
-    marker = {f"{key}_id": tokenizer.control(name) for key, name in MARKERS.items()}
-    real = real_conversations(4)
-    rendered = render(real, "token_native", tokenizer, collect_failures=True)
-    tokens = rendered.tokens
-    trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
-    chosen = [real[i] for i in rendered.kept]
-    assert len(chosen) > 40
-    for number, conversation in enumerate(chosen):
-        ids = serialize(as_chat(conversation), tokenizer)
-        first, last = tokens.offsets[number : number + 2]
-        assert tokens.ids[first:last].tolist() == ids
-        assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **marker)
-    assert trained.any()
-
-
 # --- foreign tokenizers --------------------------------------------------------------------------------------------
 
 

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import typer
+from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.build import recipe_of_options
+from chatmill.compiler.histories import History, render_after
+from chatmill.compiler.pipeline import template_options
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.repairs import render_repaired
 from chatmill.console import plain_console
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations, unused_fields, unused_sentence
+from chatmill.core.kinds import REPEATED
+from chatmill.core.tokens import common_length
 from chatmill.core.words import counted
+from chatmill.errors import RecordError
+from chatmill.label.presets import find_policy
+from chatmill.look.decoder import Decoder
+from chatmill.look.item_lines import document_lines
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.items import item_of_tokens
 from chatmill.look.safe_text import visible
+from chatmill.look.stats_view import role_table
+from chatmill.look.terminal import screen, show
+from chatmill.prove.rows import PlainRow
+from chatmill.read.conversations import ConversationFile
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, find_template
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from rich.console import Console
-
-    from chatmill.core.conversation import Conversation
-    from chatmill.errors import RecordError
-    from chatmill.look.item_view import ItemView
-    from chatmill.read.conversations import ConversationFile
-    from chatmill.render.model_template import ModelTemplate
-    from chatmill.tokenizer.tokenizer import Tokenizer
+SHOWN = 6
+"""Tokens that are shown from the first difference on."""
+MOST = 5
+"""Examples that are shown."""
 
 
 def show_conversations(
@@ -40,22 +61,6 @@ def show_conversations(
     as_json: bool,
 ) -> None:
     """Read, render, label and show some conversations of a file; `keys` are those of a recipe."""
-    from chatmill.cli.build import recipe_of_options
-    from chatmill.cli.drift import drift_lines
-    from chatmill.compiler.pipeline import template_options
-    from chatmill.compiler.recipe import recipe_of
-    from chatmill.compiler.repairs import render_repaired
-    from chatmill.core.conversations import Conversations, unused_fields, unused_sentence
-    from chatmill.label.presets import find_policy
-    from chatmill.look.decoder import Decoder
-    from chatmill.look.item_view import view_item
-    from chatmill.look.items import item_of_tokens
-    from chatmill.look.stats_view import role_table
-    from chatmill.look.terminal import screen, show
-    from chatmill.read.conversations import ConversationFile
-    from chatmill.render.registry import bind, find_template
-    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-
     errors: list[RecordError] = []
     source = ConversationFile(file, shape=shape, on_error=errors.append, preferences=keys.get("preferences"))
     recipe = recipe_of(recipe_of_options([file], keys, shape))
@@ -138,8 +143,6 @@ def _print_heading(source: ConversationFile, template: ModelTemplate, policy: st
 def _print_conversations(
     console: Console, shown: list[tuple[Conversation, ItemView, int]], *, show_ids: bool, most_lines: int
 ) -> None:
-    from chatmill.look.item_lines import document_lines
-    from chatmill.look.terminal import show
 
     for conversation, view, stripped in shown:
         total, trained = len(view.item), view.item.trained
@@ -160,3 +163,46 @@ def _finish(errors: list[RecordError], shown: int) -> None:
     if not shown:
         typer.secho("no conversation to show", fg="red", err=True)
         raise typer.Exit(2)
+
+
+def drift_lines(batch: Conversations, bound: ModelTemplate, history: History | None) -> list[str]:
+    """Return counts and examples; nothing for conversations without sampled tokens."""
+    if not batch.messages.token_ids.present.any():
+        return []
+    chat = bind(bound.source, bound.tokenizer, replace(bound.given, only_drift=True))
+    rendering, _ = render_after(batch, chat, history)
+    counts: Counter[str] = Counter()
+    examples: list[str] = []
+    for number, index in enumerate(rendering.kept.tolist()):
+        tokens, conversation = rendering.tokens.conversation(number), batch[index]
+        row = PlainRow(tokens.ids.tolist(), tokens.kinds.tolist(), tokens.messages.tolist())
+        for k, message in enumerate(conversation.messages):
+            place = row.answer_of(k) if message.token_ids is not None else None
+            if message.token_ids is None or place is None or row.kinds[place[0]] & REPEATED:
+                continue
+            sent, begin = message.prompt_token_ids, place[0]
+            pairs = [("sampled answers", "sampled", list(message.token_ids), row.ids[begin : place[2]])]
+            if sent is not None:
+                pairs.append(("prompts that were sent", "sent", list(sent), row.ids[:begin]))
+            for kind, verb, actual, rendered in pairs:
+                counts[kind] += 1
+                if actual not in (rendered, rendered[: place[1] - begin] if verb == "sampled" else rendered):
+                    counts[f"{kind} differ"] += 1
+                    where = f"{conversation.where}, messages[{k}]"
+                    examples.append(f"{where}: {_difference(actual, rendered, verb, chat)}")
+    heads = [
+        f"{counts[f'{kind} differ']:,} of {counts[kind]:,} {kind} have other tokens than are rendered"
+        for kind in ("sampled answers", "prompts that were sent")
+        if counts[kind]
+    ]
+    return [*heads, *examples[:MOST]]
+
+
+def _difference(actual: Sequence[int], rendered: Sequence[int], verb: str, chat: ModelTemplate) -> str:
+    at = common_length(np.array(actual), np.array(rendered))
+    left, right = (_pieces(ids[at : at + SHOWN], chat) for ids in (actual, rendered))
+    return f"from token {at:,} on {verb} {left}, rendered {right}"
+
+
+def _pieces(ids: Sequence[int], chat: ModelTemplate) -> str:
+    return "|".join(chat.tokenizer.decode([number]).replace("\n", "\u23ce") for number in ids) or "nothing"

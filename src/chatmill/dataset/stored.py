@@ -129,8 +129,7 @@ class Dataset:
 
     @cached_property
     def _summary(self) -> Summary:
-        opened = {name: LookSplit(EpisodeDataset(self.directory, name), name) for name in self._names}
-        trained = {name: int(split.trained().sum()) for name, split in opened.items()}
+        trained = {name: int(EpisodeDataset(self.directory, name).column("trained").sum()) for name in self._names}
         return Summary(self.manifest, trained)
 
     def _first_rejected(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ from chatmill.core.ledger import (
     LOST_TOOLS,
     NULLS_LEFT_OUT,
     REASONING,
-    REPAIRED,
     TRIMMED,
     Ledger,
 )
@@ -93,8 +91,14 @@ def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
         is_field = note.startswith(UNUSED)
         if count and note not in QUIET_NOTES and (fields or not is_field):
             words = NOTES.get(note, note.replace("_", " "))
+            if note in LOST and len(ledger.by_source()) > 1:
+                words += f" ({', '.join(_by_source(ledger, note))})"
             listed.append(Loss(words, count, is_warning=note in WARNINGS))
     return listed
+
+
+def _by_source(ledger: Ledger, note: str) -> list[str]:
+    return [f"{source} {count:,}" for (source, name), count in sorted(ledger.notes.items()) if name == note and count]
 
 
 def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str, bool]]:
@@ -103,36 +107,20 @@ def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str,
     How full packed rows are, what was left out, repaired or lost, what history costs, and unused fields.
     """
     ledger = Ledger.from_json(manifest["ledger"])
-    notes = sorted(ledger.all_notes().items())
     length = (manifest["recipe"].get("pack") or {}).get("length")
     for name, split in manifest["splits"].items():
         if length is not None and "rows" in split:
-            yield (
-                (
-                    f"{visible(name)}: {split['episodes']:,} episodes in {split['rows']:,} rows of {length:,} tokens, "
-                    f"{split['fill']:.2%} full (no packing needs fewer than {split['lower_bound']:,} rows)"
-                ),
-                False,
-            )
-    if left := ledger.reasons(*LEFT_OUT):
-        words = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left.most_common())
-        quarantined = ledger.total_records("quarantined")
-        listed = f"; those in quarantine are in {directory}/rejected.jsonl" if quarantined else ""
-        yield f"{left.total():,} records left out: {words}{listed}", True
-    repaired = [f"{name.removeprefix(REPAIRED)} {count:,}" for name, count in notes if name.startswith(REPAIRED)]
-    if repaired:
-        yield f"Repaired records that the template refuses as they are: {', '.join(repaired)}", True
-    for lost, words in LOST.items():
-        per_source = {source: count for (source, name), count in sorted(ledger.notes.items()) if name == lost and count}
-        if per_source:
-            listed = ", ".join(f"{visible(source)} {count:,}" for source, count in per_source.items())
-            yield f"Lost: {sum(per_source.values()):,} {words} are in no document ({listed})", True
-    if empty := ledger.total_notes(EMPTY_ANSWERS):
-        yield f"{empty:,} {NOTES[EMPTY_ANSWERS]}", True
+            rows = f"{split['episodes']:,} episodes in {split['rows']:,} rows of {length:,} tokens"
+            bound = f"no packing needs fewer than {split['lower_bound']:,} rows"
+            yield f"{visible(name)}: {rows}, {split['fill']:.2%} full ({bound})", False
+    for loss in losses(ledger, fields=False):
+        yield f"{visible(loss.words)}: {loss.count:,}", loss.is_warning
+    if ledger.total_records("quarantined"):
+        yield f"Those in quarantine are in {directory}/rejected.jsonl", True
     if cost := ledger.cost_of_turns():
         yield cost, "--expand" in cost
-    unused = Counter({name.removeprefix(UNUSED): count for name, count in notes if name.startswith(UNUSED)})
-    if unused:
+    notes = ledger.all_notes().items()
+    if unused := {name.removeprefix(UNUSED): count for name, count in notes if name.startswith(UNUSED)}:
         yield visible(unused_sentence(unused)), True
 
 

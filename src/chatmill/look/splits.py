@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import spans_of_kinds
-from chatmill.core.tokens import segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError
 from chatmill.images.column import StoredPicture, stored_pictures
@@ -129,15 +128,6 @@ class LookSplit:
     def total_tokens(self) -> int:
         """Tokens of all items, padding not counted."""
         return int(self.tokens.sum())
-
-    def trained(self) -> Ints:
-        """Trained tokens of every item: those that are stored, else counted in a pass over the split."""
-        if self.stored_trained is not None:
-            return self.stored_trained
-        trained = np.zeros(len(self), dtype=np.int64)
-        for batch in self.batches():
-            np.add.at(trained, batch.items, segment_sums(batch.trained, batch.offsets))
-        return trained
 
     @cached_property
     def tokens(self) -> Ints:
