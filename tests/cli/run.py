@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import typer
+from typer.testing import CliRunner, Result
 
 from chatmill.cli import app
 from chatmill.cli.statuses import ended, show_warning
@@ -63,6 +64,11 @@ def forked(
 
 def _environment(columns: int, more: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", **(more or {})}
+
+
+def invoke(*arguments: object) -> Result:
+    """The same in this process; what the command raises is the result's `exception`."""
+    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def here(*arguments: str | Path, cwd: Path | None = None, columns: int = 80) -> subprocess.CompletedProcess[str]:

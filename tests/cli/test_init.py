@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
-from chatmill.cli import init as module
 from chatmill.compiler.first_recipe import LONGEST_ROW, look_at, recipe_text
 from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.render.registry import find_template
+from tests.cli.run import invoke
 from tests.compiler.builds import chats, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
 from tests.look.sets import tokenizer_once
 
-APP = typer.Typer()
-APP.command(help=module.__doc__)(module.command)
+run = partial(invoke, "init")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,10 +30,6 @@ def _vocabularies_are_loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chatmill.compiler.first_recipe.load_tokenizer", tokenizer_once)
         yield
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(APP, [str(argument) for argument in arguments])
 
 
 def pair(name: str, question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:

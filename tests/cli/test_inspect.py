@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from rich.cells import cell_len
-from typer.testing import CliRunner
 
-from chatmill.cli import inspect as module
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
@@ -25,12 +23,11 @@ from chatmill.look.safe_text import visible
 from chatmill.look.terminal import screen, show
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.cli.run import here
+from tests.cli.run import here, invoke
 from tests.data.tokenizer_files import unpacked
 from tests.look.sets import folder, tokenizer_once, view_block
 
-APP = typer.Typer()
-APP.command(help=module.__doc__)(module.command)
+run = partial(invoke, "inspect")
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
 
 
@@ -43,10 +40,6 @@ def packed() -> dict[str, list[list[int]]]:
     made = block_tokenize_fn({"t": TEXTS}, byte_tokenizer(), "t", max_length=48, packed=True)
     assert [len(block) for block in made["input_ids"]] == [48, 48, 7]
     return made
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(APP, [str(a) for a in arguments])
 
 
 def plain_lines(view: ItemView, **options: Any) -> list[str]:

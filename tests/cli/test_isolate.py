@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from chatmill.cli import isolate as module
 from chatmill.errors import ConfigError, DataError
 from chatmill.load.boundary_keys import HYBRIDS, Needs
+from tests.cli.run import invoke
 from tests.load.hybrids import tiny_config
 
-APP = typer.Typer()
-APP.command(help=module.__doc__)(module.command)
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(APP, [str(a) for a in arguments])
+run = partial(invoke, "isolate")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +98,7 @@ def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
     assert [way["passed"] for way in report["ways"].values()] == [True] * 8
     pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "single.parquet")
     with pytest.raises(DataError, match="no rows of two documents"):
-        CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "single.parquet")], catch_exceptions=False)
+        raise run(model_dir, tmp_path / "single.parquet").exception
 
 
 def test_rows_that_say_the_lengths_of_their_documents(model_dir: Path, tmp_path: Path) -> None:
@@ -115,12 +108,12 @@ def test_rows_that_say_the_lengths_of_their_documents(model_dir: Path, tmp_path:
     assert [(d["start"], d["length"]) for d in json.loads(result.output)["documents"]] == [(0, 6), (6, 5), (11, 9)]
     pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 25]]}), tmp_path / "wrong.parquet")
     with pytest.raises(DataError, match="seq_lengths of block 0 are"):
-        CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "wrong.parquet")], catch_exceptions=False)
+        raise run(model_dir, tmp_path / "wrong.parquet").exception
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        CliRunner().invoke(APP, [str(tmp_path)], catch_exceptions=False)
+        raise run(tmp_path).exception
     (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
     with pytest.raises(ConfigError, match="--random-weights"):
-        CliRunner().invoke(APP, [str(tmp_path)], catch_exceptions=False)
+        raise run(tmp_path).exception

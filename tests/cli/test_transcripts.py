@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
 from chatmill.cli import transcripts
 from chatmill.errors import ConfigError, DataError, RecordError
@@ -19,15 +18,11 @@ from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import MARKERS, conversation_to_transcript
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record
+from tests.cli.run import invoke
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
 
-app = typer.Typer()
-app.command("transcripts", help=transcripts.__doc__)(transcripts.command)
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+run = partial(invoke, "transcripts")
 
 
 def exchange(*contents: str, **fields: Any) -> dict[str, Any]:

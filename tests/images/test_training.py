@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
 import chatmill
-from chatmill.cli import app
 from chatmill.errors import DataError
 from chatmill.train.picture_isolation import check_pictures
+from tests.cli.run import invoke
 from tests.images.model_folders import FAMILIES, picture, write_model
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -221,10 +220,10 @@ def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
     asked = ["isolate", str(tmp_path / "model"), str(tmp_path / "rows"), "--split", "train"]
     more = ["--max-length", "4096", "--images", str(folder)]
-    done = CliRunner().invoke(app, [*asked, *more])
+    done = invoke(*asked, *more)
     assert done.exit_code == 0, done.output
     assert "isolated: 3 documents, 0 leak" in done.output
-    short = CliRunner().invoke(app, asked)  # rows of 256 tokens: no picture fits, and text alone proves nothing
+    short = invoke(*asked)  # rows of 256 tokens: no picture fits, and text alone proves nothing
     assert isinstance(short.exception, DataError)
     assert "raise --max-length" in str(short.exception)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.kinds import PICTURE, Part, RoleCode, kind
 from chatmill.core.tokens import Tokens, offsets_of
-from chatmill.pack.pictures import without_cut_pictures
+from chatmill.pack.overflow import without_cut_pictures
 from chatmill.pack.windows import KeptSpan
 
 WORDS = kind(RoleCode.USER, Part.CONTENT)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from chatmill.cli import app
 from chatmill.errors import ChatmillError
 from chatmill.systems.document_boundaries import PackOptions, block_tokenize_fn, tokenize_blocks
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.cli.run import invoke as run
 
 TEXTS = ["one", "", "a longer text of words", "two", "three and four", "x" * 50, "fin"]
 
@@ -22,10 +21,6 @@ def texts(tmp_path: Path) -> Path:
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def test_what_is_left_out_is_counted() -> None:
@@ -61,18 +56,8 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
         shown = run("inspect", out, "--json", "-n", 99, "--tokenizer", "bytes")
         documents = [json.loads(line)["documents"] for line in shown.stdout.splitlines()]
         assert [[part["start"] for part in row] for row in documents] == wanted["document_starts"]
-    plain = run(
-        "pack",
-        texts,
-        "-t",
-        "bytes",
-        "--out",
-        tmp_path / "p.parquet",
-        "--set",
-        "max_length=16",
-        "--set",
-        "overflow=false",
-    )
+    more = ("--set", "max_length=16", "--set", "overflow=false")
+    plain = run("pack", texts, "-t", "bytes", "--out", tmp_path / "p.parquet", *more)
     assert "left out: 1 documents under min_len (0 tokens), 2 documents cut (44 tokens)" in plain.stdout
 
 

@@ -11,9 +11,7 @@ import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from chatmill.cli import app
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError, TokenizerError
 from chatmill.prove.verify import verify
@@ -31,6 +29,7 @@ from chatmill.systems.token_native_sft import (
     sft_token_ids,
 )
 from chatmill.tokenizer.load import load_tokenizer
+from tests.cli.run import invoke
 
 ROLES = {"sys_id": 1, "usr_id": 2, "asst_id": 3, "eot_id": 4}
 CHAT: Any = {
@@ -104,7 +103,7 @@ def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -
     run_build(common | {"template_options": {"default_system_text": "be brief"}}, tmp_path / "recipe", workers=0)
     command = ["build", str(tmp_path / "c.jsonl"), "-t", "bytes", "-T", "token_native", "--add-control-tokens",
                "--set", "template_options.default_system_text=be brief", "-o", str(tmp_path / "command")]  # fmt: skip
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert invoke(*command).exit_code == 0
     wanted = serialize_chat_to_ids(CHAT, tokenizer=native(), default_system_text="be brief")
     for name in ("recipe", "command"):
         assert EpisodeDataset(tmp_path / name, "train")[0].ids.tolist() == wanted

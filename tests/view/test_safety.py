@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests.view.sets import HOSTILE, LARGE, Running, Sets, running
+from tests.view.sets import HOSTILE, LARGE, Running
 
 Page = Any
 
@@ -93,17 +92,3 @@ def test_search_of_hostile_text(page: Page, hostile: Running) -> None:
     page.wait_for_selector(".error")
     assert page.evaluate("window.pwned") is None
     assert page.locator("main img, main i, main script").count() == 0
-
-
-def test_the_page_works_where_every_request_needs_a_token(page: Page, sets: Sets) -> None:
-    with running(sets.hostile, tokenizer="bytes", host="0.0.0.0", use_token=True) as found:
-        parts = urlsplit(found.url)
-        local = f"http://127.0.0.1:{parts.port}/"
-        page.goto(f"{local}a/train/browse?{parts.query}")
-        page.wait_for_selector("#list tbody tr")
-        assert page.url == f"{local}a/train/browse", "an address that is copied does not give the token away"
-        page.reload()
-        page.wait_for_selector("#list tbody tr")
-        page.locator("#list tbody tr a").first.click()
-        page.wait_for_selector("#runs .token")
-        page.watch.check(local)

@@ -9,10 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from chatmill.cli import view as module
 from chatmill.core.ledger import FATE_NAMES
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import open_for_looking
@@ -20,10 +17,9 @@ from chatmill.look.pages import compact, percent, write_page
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import dataset_stats
 from chatmill.look.viewer.overview import saved_page
+from tests.cli.run import invoke
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
-APP = typer.Typer()
-APP.command(help=module.__doc__)(module.command)
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "footer", "section", "article", "div", "mark", "small"),
     *("h1", "h2", "h3", "p", "span", "b", "i", "em", "a", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
@@ -112,13 +108,13 @@ def test_the_numbers_are_those_of_the_dataset() -> None:
 
 def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    result = CliRunner().invoke(APP, [str(folder() / "episodes"), "--save", str(out), "-n", "2"])
+    result = invoke("view", folder() / "episodes", "--save", out, "-n", 2)
     assert result.exit_code == 0, result.exception
     text = out.read_text(encoding="utf-8")
     assert result.output == f"{out}: {len(text.encode()):,} bytes\n"
     assert text.count('<section class="item">') == 2
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    again = CliRunner().invoke(APP, [str(folder() / "kd"), "--save", str(out), "--json", "--split", "valid"])
+    again = invoke("view", folder() / "kd", "--save", out, "--json", "--split", "valid")
     assert json.loads(again.output) == {"page": str(out), "bytes": out.stat().st_size}
     for wrong, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no such folder")):
         with pytest.raises(ConfigError, match=words):
