@@ -24,6 +24,7 @@ from chatmill.look.terminal import screen, show
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here, invoke
+from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
 from tests.look.sets import folder, tokenizer_once, view_block
 
@@ -248,22 +249,13 @@ PAIR = {
 }
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write_records(*records: Any, name: str = "chats.jsonl") -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(r) + "\n" if not isinstance(r, str) else r + "\n" for r in records))
-        return path
-
-    return write_records
-
-
-def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
-    done = here("inspect", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
+def test_bad_records_are_told_and_the_others_shown(tmp_path: Path) -> None:
+    records = ["{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR]
+    done = here("inspect", write_jsonl(tmp_path / "chats.jsonl", records), "-t", "bytes")
     assert done.returncode == 0
     assert "A token." in done.stdout
     assert "left out [invalid_json]" in done.stderr
     assert "chats.jsonl:2, field messages[0].role: unknown role 'pope'" in done.stderr
-    done = here("inspect", write({"messages": []}), "-t", "bytes")
+    done = here("inspect", write_jsonl(tmp_path / "none.jsonl", [{"messages": []}]), "-t", "bytes")
     assert done.returncode == 2
     assert "no conversation to show" in done.stderr

@@ -14,7 +14,7 @@ import pytest
 import chatmill as package
 from chatmill.console import plain_column, plain_console
 from tests.cli.run import Call
-from tests.compiler.builds import OPEN_GATES, chats, write_jsonl
+from tests.compiler.builds import OPEN_GATES, chats, plain_recipe, write_jsonl
 
 HOSTILE = ["[/INST]", "[red]gone[/red]", "a[/]", ":smile:", "[link=file:///x]y[/link]", "\\[bold]"]
 """Closing tags that close nothing, tags that would vanish, emoji codes, and what an escape would look like."""
@@ -36,18 +36,7 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def recipe(path: Path, out: Path) -> Path:
-    out.write_text(
-        json.dumps(
-            {
-                "sources": [{"path": str(path)}],
-                "tokenizer": "bytes",
-                "template": "chatml",
-                "add_control_tokens": True,
-                "on_error": "quarantine",
-                "gates": OPEN_GATES,
-            }
-        )
-    )
+    out.write_text(json.dumps(plain_recipe(path, on_error="quarantine", gates=OPEN_GATES)))
     return out
 
 

@@ -19,6 +19,7 @@ from chatmill.systems.post_training import MARKERS, conversation_to_transcript
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record
 from tests.cli.run import invoke
+from tests.compiler.builds import write_jsonl
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
 
@@ -35,12 +36,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    def write(*records: object, name: str = "in.jsonl") -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return path
-
-    return write
+    return lambda *records: write_jsonl(tmp_path / "in.jsonl", list(records))
 
 
 def test_lines_and_counts(save: Save, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
 from chatmill.tokenizer.tokenizer import Tokenizer
-from tests.compiler.builds import OPEN_GATES, chats
+from tests.compiler.builds import OPEN_GATES, chats, plain_recipe
 from tests.kd_manifest import write_kd_manifest
 
 HOSTILE = {
@@ -59,16 +59,9 @@ def folder() -> Path:
     place = Path(tempfile.mkdtemp(prefix="chatmill-look-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
-    recipe = {
-        "sources": [{"path": str(place / "chats.jsonl"), "name": "plain"}],
-        "tokenizer": "bytes",
-        "template": "chatml",
-        "add_control_tokens": True,
-        "split": {"val_fraction": 0.2},
-        "on_error": "quarantine",
-        "shard_bytes": 8000,
-        "gates": OPEN_GATES,
-    }
+    more: dict[str, Any] = {"sources": [{"path": str(place / "chats.jsonl"), "name": "plain"}], "gates": OPEN_GATES}
+    more |= {"split": {"val_fraction": 0.2}, "on_error": "quarantine", "shard_bytes": 8000}
+    recipe = plain_recipe(place / "chats.jsonl", **more)
     chatmill.build(recipe, place / "episodes", workers=0)
     packed = {"packing": {"overflow": "cut"}, "pack": {"length": 1024}}
     chatmill.build({**recipe, **packed}, place / "rows", workers=0)

@@ -13,7 +13,7 @@ import pytest
 from chatmill.compiler.run import run_build
 from chatmill.look.viewer.comparison import Comparison
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import plain_recipe, write_jsonl
 from tests.view.sets import Running, running
 
 Page = Any
@@ -33,8 +33,7 @@ def long_chat(number: int) -> dict[str, Any]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     write_jsonl(folder / "in.jsonl", [long_chat(number) for number in range(3)])
-    recipe = {"sources": [{"path": str(folder / "in.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
-    run_build({**recipe, "add_control_tokens": True}, folder / "built", workers=0)
+    run_build(plain_recipe(folder / "in.jsonl"), folder / "built", workers=0)
     return folder / "built"
 
 

@@ -27,6 +27,7 @@ from chatmill.look.viewer import pages
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.server import ViewServer, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
+from tests.compiler.builds import plain_recipe, write_jsonl
 from tests.view.sets import HOSTILE, Running, running, write_hostile
 
 
@@ -226,10 +227,8 @@ def test_plain_pages_wait_for_labels_that_are_counted(tmp_path: Path, monkeypatc
 
 
 def test_the_answers_of_a_pair_are_side_by_side(tmp_path: Path) -> None:
-    records = [{"prompt": "which?", "chosen": "this one", "rejected": "that one"}]
-    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    recipe = {"sources": [{"path": str(tmp_path / "pairs.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
-    run_build({**recipe, "add_control_tokens": True, "preferences": "pairs"}, tmp_path / "built", workers=0)
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "which?", "chosen": "this one", "rejected": "that one"}])
+    run_build(plain_recipe(pairs, preferences="pairs"), tmp_path / "built", workers=0)
     with running(tmp_path / "built") as found:
         for number, side, other in ((0, "chosen", "that one"), (1, "rejected", "this one")):
             page = ask(found.url, f"/a/train/{number}")[2].decode()

@@ -33,9 +33,7 @@ def command(
     """Look at the files and write a recipe."""
     from chatmill.compiler.first_recipe import look_at, recipe_text, refuse_to_overwrite, write_recipe
 
-    values = options.settings(settings)
-    if unknown := [key for key in values if key != "preferences"]:
-        raise ConfigError(f"--set {unknown[0]}: init finds that itself; change it in the recipe that it writes")
+    values = options.settings(settings, {"preferences": str})
     if values.get("preferences") == "pairs":
         raise ConfigError(
             "init proposes recipes for training conversations, with overflow policies that pairs do not take: give "

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from chatmill.core.cache_folders import chatmill_cache
-from chatmill.errors import ConfigError
+from chatmill.core.publish import whole_folder
+from chatmill.errors import ChatmillError, ConfigError
 from chatmill.tokenizer.load import load_tokenizer
 
 BY_NAME = ("o200k", "bytes")
@@ -71,15 +71,11 @@ def _cached(files: dict[str, bytes], name: str) -> Path:
     folder = chatmill_cache() / "tokenizers" / digest.hexdigest()[:16] / (name or "tokenizer")
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        for file, data in files.items():
-            (temporary / file).write_bytes(data)
-        temporary.chmod(0o755)
-        temporary.rename(folder)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with whole_folder(folder) as temporary:
+            for file, data in files.items():
+                (temporary / file).write_bytes(data)
+    except (ChatmillError, OSError):
         if not folder.is_dir():  # else another process was first
             raise
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 
-from chatmill.errors import ChatmillError, MissingExtraError
+from chatmill.errors import ChatmillError, need
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 178_956_970
@@ -23,10 +23,9 @@ class BrokenPictureError(ChatmillError):
 
 def picture_size(data: bytes) -> tuple[int, int]:
     """Height and width; a `BrokenPictureError` says what is wrong with the bytes."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingExtraError("pillow", "images", "reading pictures") from None
+    need("PIL", "reading pictures")
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large pictures, and of broken EXIF

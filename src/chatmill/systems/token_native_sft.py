@@ -16,7 +16,7 @@ from chatmill.core.conversation import Message, Role
 from chatmill.core.kinds import RoleCode
 from chatmill.core.message_parser import parse_messages
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
-from chatmill.errors import DataError, MissingExtraError, RecordError
+from chatmill.errors import DataError, RecordError, need
 from chatmill.load.placement import named_device
 from chatmill.pack.turns import Outline, Step
 from chatmill.pack.windows import newest_turns
@@ -185,10 +185,9 @@ def collate_sft_batch(
     `y` and `loss_mask` are label-aligned: position `t` is that of token `t + 1`. `y` is `ignore_index` where the mask
     is False.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "collate_sft_batch") from None
+    need("torch", "collate_sft_batch", "torch")
+    import torch
+
     if T < 1:
         raise DataError(f"T is {T}; a row predicts at least 1 token")
     if not packed:
