@@ -6,6 +6,8 @@ import gc
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +69,6 @@ def test_a_list_gives_the_bytes_of_the_same_records_in_a_file(
     assert report.passed, report
 
 
-def given_as(kind: str) -> Any:
-    """The same records, held in different ways."""
-    rows = [{**record, "source": record.get("source")} for record in RECORDS]  # tables have all columns
-    if kind == "iterator":
-        return iter(rows)
-    if kind == "pandas":
-        import pandas as pd
-
-        return pd.DataFrame(rows)
-    if kind == "datasets":
-        import datasets
-
-        return datasets.Dataset.from_list(rows)
-    if kind == "streaming datasets":
-        import datasets
-
-        return datasets.Dataset.from_list(rows).to_iterable_dataset()
-    if kind == "arrow":
-        return pa.Table.from_pylist(rows)
-    if kind == "polars":
-        return Polars(rows)
-    raise AssertionError(kind)
-
-
 class Polars:
     """A frame as polars has it, which is not among the packages of the tests: a stream of Arrow, large strings."""
 
@@ -103,9 +81,24 @@ class Polars:
         return self._table.__arrow_c_stream__(schema)
 
 
-@pytest.mark.parametrize("kind", ["iterator", "pandas", "datasets", "streaming datasets", "arrow", "polars"])
+def hugging_face(rows: list[dict[str, Any]]) -> Any:
+    return import_module("datasets").Dataset.from_list(rows)
+
+
+HELD: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "iterator": iter,
+    "pandas": lambda rows: import_module("pandas").DataFrame(rows),
+    "datasets": hugging_face,
+    "streaming datasets": lambda rows: hugging_face(rows).to_iterable_dataset(),
+    "arrow": pa.Table.from_pylist,
+    "polars": Polars,
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
 def test_what_people_hold_gives_the_same_tokens(data: Any, kind: str) -> None:
-    found = chatmill.compile(given_as(kind), "bytes", max_length=4096, **BYTES)
+    rows = [{**record, "source": record.get("source")} for record in RECORDS]  # tables have all columns
+    found = chatmill.compile(HELD[kind](rows), "bytes", max_length=4096, **BYTES)
     assert ids_of(found) == ids_of(data)
     assert [list(one.weights) for one in found] == [list(one.weights) for one in data]
     assert [one.source for one in found] == [one.source for one in data]
