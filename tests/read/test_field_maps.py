@@ -93,32 +93,20 @@ def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("record", "words", "sample"),
+    ("record", "words"),
     [
-        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--shape user=user_says --shape assistant=bot_reply", "'q'"),
-        (
-            {"system_prompt": "s", "question": "q", "response": "a"},
-            "--shape system=system_prompt --shape user=question --shape assistant=response",
-            "system: 's'; user: 'q'; assistant: 'a'",
-        ),
-        (
-            {"dialog": [{"speaker": "customer", "text": "q"}, {"speaker": "agent", "text": "a"}]},
-            "--shape messages=dialog --shape role=speaker --shape content=text --shape user=customer "
-            "--shape assistant=agent",
-            "user: 'q'; assistant: 'a'",
-        ),
-        ({"The question": "q", "The answer": "a"}, "--shape 'user=The question' --shape 'assistant=The answer'", "'q'"),
-        ({"a": "q", "b": 3}, "--shape user=FIELD --shape assistant=FIELD", ""),
+        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--shape user=user_says --shape assistant=bot_reply"),
+        ({"The question": "q", "The answer": "a"}, "--shape 'user=The question' --shape 'assistant=The answer'"),
+        ({"a": "q", "b": 3}, "--shape user=FIELD --shape assistant=FIELD"),
     ],
-)  # fmt: skip
-def test_an_unknown_shape_shows_keys_and_the_map_that_would_read_it(
-    record: dict[str, Any], words: str, sample: str
-) -> None:
+)
+def test_an_unknown_shape_shows_keys_and_the_map_that_would_read_it(record: dict[str, Any], words: str) -> None:
+    """More of these are in the table of docs/records.md."""
     with pytest.raises(RecordError) as caught:
         detect_shape([record], "f.jsonl")
     assert caught.value.code == "unknown_shape"
-    for part in (", ".join(record), words, sample):
-        assert part in str(caught.value)
+    assert ", ".join(record) in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_a_map_in_python_and_in_a_recipe(tmp_path: Path) -> None:

@@ -108,28 +108,6 @@ def test_every_rule_is_part_of_the_fingerprint(data: Any) -> None:
     assert len(found) == len(CHANGES) + 1
 
 
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "deepseek_v3"])
-def test_merges_are_told_apart_without_decoding_them_or_with(name: str, every: int) -> None:
-    """The way that only drops white space, against the one that decodes every pair: strings, and needless escapes."""
-    data = json.loads((unpacked(name) / "tokenizer.json").read_bytes())
-    pairs = merges_as_pairs(data)["model"]["merges"]
-    assert len(pairs) > 40_000
-    odd = [["\\", '"'], ["\\u0041", "/"], ["\\\\", "u"], ["\n", "\x01"]]  # not seen in byte-level alphabets
-    pairs = [*pairs[:-2000:every], *pairs[-2000:], *odd]
-
-    def of(merges: Any, **style: Any) -> bytes:
-        raw = json.dumps({"model": {"merges": merges}}, **style).encode()
-        return TokenizerJson(raw, "x")._canonical_merges()
-
-    few = pairs[-2000:]
-    for some in (few[:-4], few[:-2], few[:-1], pairs):
-        decoded = of([" ".join(pair) for pair in some])
-        assert decoded == of(some, ensure_ascii=False) == of(some, ensure_ascii=False, indent=2) == of(some)
-    assert of(few) != of(few[1:])
-    assert of([]) == of(None) == TokenizerJson(b'{"model": {}}', "x")._canonical_merges() == b"[]"
-
-
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"model": null}', b'{"model": 3}', b'{"model": {"vocab": {}'])
 def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
     with pytest.raises(TokenizerError, match=r"thing is not a tokenizer\.json"):

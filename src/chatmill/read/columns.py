@@ -115,19 +115,12 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
         split = enumerate(data[start:stop].split(b"\n"), first)
         raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(raws, shape, source)
+    # Of pairs both sides are scanned, one after the other, and then their prompts.
     sides = [scan_lines(data, start, stop, one, total) for one in names]
-    numbers = first - 1 + np.cumsum(sides[0].begins_line)
-    return _read_scanned(sides, data, [f"{before}{number}" for number in numbers.tolist()], source, shape)
-
-
-def _read_scanned(sides: Sequence[Scanned], data: bytes, wheres: list[str], source: str, shape: Shape) -> Read:
-    """What was scanned, and what was declined read one by one; `wheres` are the places of the records.
-
-    Of pairs both sides were scanned, one after the other, and then their prompts.
-    """
     scanned = sides[0]
-    refused, tools = _tools(scanned)
     begins = scanned.begins_line
+    wheres = [f"{before}{number}" for number in (first - 1 + np.cumsum(begins)).tolist()]
+    refused, tools = _tools(scanned)
 
     def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
         for number in numbers:
@@ -135,7 +128,16 @@ def _read_scanned(sides: Sequence[Scanned], data: bytes, wheres: list[str], sour
             if line and not line.isspace():
                 yield number, decode_line(line, wheres[number])
 
-    batch = replace(scanned_batch(scanned, wheres, source), tools=tools)
+    batch = Conversations(
+        messages=scanned.messages,
+        offsets=scanned.offsets,
+        ids=scanned.ids.texts,
+        sources=_sources(scanned.sources, source),
+        tools=tools,
+        options=scanned.options.texts,
+        wheres=wheres,
+        metadata=sparse_objects(len(wheres), {}),
+    )
     sure = np.all([side.read for side in sides], axis=0) & ~refused
     if not sure.all():  # with the others of its line
         sure = np.logical_and.reduceat(sure, np.flatnonzero(begins))[np.cumsum(begins) - 1]
@@ -222,21 +224,6 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: Sequence[tuple[i
     return Conversations.joined([batch, others]).take(order[numbers[order] >= 0])
 
 
-def scanned_batch(scanned: Scanned, wheres: list[str], source: str) -> Conversations:
-    """All that was scanned but tools that Python must decode; a record that was declined has no messages."""
-    count = len(scanned.read)
-    return Conversations(
-        messages=scanned.messages,
-        offsets=scanned.offsets,
-        ids=scanned.ids.texts,
-        sources=_sources(scanned.sources, source),
-        tools=scanned.listed.texts,
-        options=scanned.options.texts,
-        wheres=wheres,
-        metadata=sparse_objects(count, {}),
-    )
-
-
 def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
     """Which records have tools that are no list of objects; and the definitions of the others as lines."""
     refused = np.zeros(len(scanned.read), dtype=np.bool_)
@@ -248,10 +235,7 @@ def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
     return refused, scanned.listed.texts.replaced(places, Texts.of([lines or "" for lines in listed]))
 
 
-@lru_cache(maxsize=256)
-def _listed_tools(text: str) -> str | None:
-    """Records of one source mostly have the same tools."""
-    return tools_text(text)
+_listed_tools = lru_cache(maxsize=256)(tools_text)  # records of one source mostly have the same tools
 
 
 def _sources(given: OptionalTexts, source: str) -> Sources:

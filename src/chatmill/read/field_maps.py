@@ -11,7 +11,7 @@ from typing import Any
 from chatmill.core.conversation import Role
 from chatmill.core.message_parser import MESSAGE_FIELDS, ROLE_ALIASES
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.read.record_shape import Shape, Turn, conversation_of
+from chatmill.read.record_shape import Shape, Turn
 
 FieldMap = Mapping[str, str | Sequence[str]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -20,8 +20,6 @@ LABELS = ("reasoning", "id", "source", "tools")
 NAMES = (*ROLES, "messages", *IN_MESSAGES, *LABELS)
 JOIN = "+"
 """Between two fields that make one message: `user=instruction+input`."""
-SHOWN = 60
-"""Characters of a text in a preview."""
 
 _ASKS = ("user", "question", "query", "prompt", "instruction", "problem", "human", "request", "task", "input", "source")
 _ANSWERS = ("assistant", "answer", "response", "completion", "output", "reply", "solution", "gpt", "bot", "target")
@@ -148,7 +146,7 @@ def map_words(fields: FieldMap) -> str:
 
 
 def suggestion(records: Sequence[object]) -> str:
-    """What the first record has, and a map that may read it, with what that gives."""
+    """What the first record has, and a map that may read it."""
     record = next((record for record in records if isinstance(record, Mapping)), None)
     if record is None:
         lists = bool(records) and all(map(_is_listed, records))
@@ -163,7 +161,7 @@ def suggestion(records: Sequence[object]) -> str:
     if fields is None:
         return f"the first record has: {keys}. Say which fields are what: --shape user=FIELD --shape assistant=FIELD"
     words = " ".join(f"--shape {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
-    return f"the first record has: {keys}. This may read it: {words} ({_sample(record, fields)})"
+    return f"the first record has: {keys}. This may read it: {words}"
 
 
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
@@ -207,16 +205,3 @@ def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
     """The keys that are one of these words, or hold one; earlier words and whole ones first."""
     whole = [key for word in words for key in keys if key.lower() == word]
     return list(dict.fromkeys([*whole, *(key for word in words for key in keys if word in key.lower())]))
-
-
-def _sample(record: Mapping[str, Any], fields: FieldMap) -> str:
-    """What a map makes of a record: `user: 'What is ...'; assistant: '4'`."""
-    try:
-        messages = conversation_of(record, mapped_shape(map_text(fields))).messages
-    except ValueError as error:
-        return str(error)
-    return "; ".join(f"{message.role.value}: {_short(message.content)}" for message in messages[:4])
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

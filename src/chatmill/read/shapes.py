@@ -59,6 +59,21 @@ def _has_harmony_part(content: object) -> bool:
 
 
 _SYSTEM = ("system",)
+
+
+def _turned(name: str, asked: tuple[str, ...], answer: str, *, of_texts: bool = False, history: str = "") -> Shape:
+    """Make the shape of a question and an answer that are fields of the record; `of_texts`: never lists of messages."""
+    types = str if of_texts else object
+    return Shape(
+        name=name,
+        system=_SYSTEM,
+        turns=((Role.USER, asked), (Role.ASSISTANT, (answer,))),
+        history=history,
+        reasoning=REASONING_FIELDS,
+        fits=lambda r: all(key in r and isinstance(r[key], types) for key in (asked[0], answer)),
+    )
+
+
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -93,35 +108,10 @@ SHAPES: Mapping[str, Shape] = {
             fits=lambda r: has_typed_parts(_listed(r, "messages")),
         ),
         Shape(name="openai", lists=("messages", "conversations"), system=_SYSTEM, fits=_is_openai),
-        Shape(
-            name="alpaca",
-            system=_SYSTEM,
-            turns=((Role.USER, ("instruction", "input")), (Role.ASSISTANT, ("output",))),
-            history="history",
-            reasoning=REASONING_FIELDS,
-            fits=lambda r: "instruction" in r and "output" in r,
-        ),
-        Shape(
-            name="prompt_completion",
-            system=_SYSTEM,
-            turns=((Role.USER, ("prompt",)), (Role.ASSISTANT, ("completion",))),
-            reasoning=REASONING_FIELDS,
-            fits=lambda r: "prompt" in r and "completion" in r,
-        ),
-        Shape(
-            name="instruction_response",
-            system=_SYSTEM,
-            turns=((Role.USER, ("instruction", "input", "context")), (Role.ASSISTANT, ("response",))),
-            reasoning=REASONING_FIELDS,
-            fits=lambda r: "instruction" in r and "response" in r,
-        ),
-        Shape(
-            name="question_answer",
-            system=_SYSTEM,
-            turns=((Role.USER, ("question",)), (Role.ASSISTANT, ("answer",))),
-            reasoning=REASONING_FIELDS,
-            fits=lambda r: isinstance(r.get("question"), str) and isinstance(r.get("answer"), str),
-        ),
+        _turned("alpaca", ("instruction", "input"), "output", history="history"),
+        _turned("prompt_completion", ("prompt",), "completion"),
+        _turned("instruction_response", ("instruction", "input", "context"), "response"),
+        _turned("question_answer", ("question",), "answer", of_texts=True),
     )
 }
 """Known shapes, in the order in which detection tries them."""

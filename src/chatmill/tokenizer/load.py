@@ -57,16 +57,14 @@ def _load(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
 
 
 def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
-    path = model_folder(source)
+    path, name = model_folder(source), source.name
     if path.is_dir():
-        for file in JSON_FILES:
-            if (path / file).is_file():
-                return tokenizer_from_json(
-                    _read(path / file), name=source.name, config=_config(path), engine=engine, strict_text=strict_text
-                )
-        raise TokenizerError(
-            f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
-        )
+        file = next((path / file for file in JSON_FILES if (path / file).is_file()), None)
+        if file is None:
+            raise TokenizerError(
+                f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
+            )
+        return tokenizer_from_json(_read(file), name, _config(path), engine, strict_text)
     if is_hub_name(str(source)) and not path.is_file():
         raise TokenizerError(f"no tokenizer {str(source)!r}: there is no such folder, and {not_cached(str(source))}")
     if not path.is_file():
@@ -76,10 +74,7 @@ def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
         )
     if path.suffix == ".tiktoken":
         return load_o200k(path, engine)
-    name = path.parent.name or path.name
-    return tokenizer_from_json(
-        _read(path), name=name, config=_config(path.parent), engine=engine, strict_text=strict_text
-    )
+    return tokenizer_from_json(_read(path), path.parent.name or name, _config(path.parent), engine, strict_text)
 
 
 def _read(path: Path) -> bytes:

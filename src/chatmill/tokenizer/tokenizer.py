@@ -23,8 +23,6 @@ from chatmill.tokenizer.backends import Backend, Encoded, HuggingFaceBackend
 from chatmill.tokenizer.prefix import Prefix
 
 Ints = NDArray[np.int64]
-NORMAL_TOGETHER = 64
-"""Texts that are looked at together: whether they are in the normal form."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -232,16 +230,10 @@ class Tokenizer:
         pairs = texts.take(which[moved])  # normal forms keep ASCII that is not next to other text
         next_to = np.minimum(prefix_bytes[moved] + 1, pairs.lengths)
         moved = moved[Texts(pairs.data, pairs.starts, next_to).not_ascii()]
-        asked = np.unique(which[moved])
-        for group in np.split(asked, range(NORMAL_TOGETHER, len(asked), NORMAL_TOGETHER)):
-            changed[group] = False
-            if not self._is_normal(b"".join(texts.raw(group))):  # every part of a normal text is normal
-                changed[group] = [not self._is_normal(text) for text in texts.raw(group)]
+        asked, form = np.unique(which[moved]), self.normal_form
+        # every part of a normal text is normal
+        changed[asked] = [not unicodedata.is_normalized(form, raw.decode()) for raw in texts.raw(asked)]  # type: ignore[arg-type]
         return moved[changed[which[moved]]]
-
-    def _is_normal(self, text: bytes) -> bool:
-        """Whether a text is in the normal form."""
-        return unicodedata.is_normalized(self.normal_form, text.decode())  # type: ignore[arg-type]
 
     @cached_property
     def _keeps_ascii(self) -> bool:
