@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli import export as export_command
-from chatmill.core.publish import StorageError, sha256_file
+from chatmill.core.checksums import Hash
+from chatmill.core.publish import StorageError
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
@@ -45,7 +46,7 @@ def plan_of(folder: Path, split: str = "train") -> Plan:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    return {p.relative_to(folder).as_posix(): sha256_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {p.relative_to(folder).as_posix(): Hash.SHA256.of_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 # --- hf -----------------------------------------------------------------------------------------------------------

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from chatmill.core import publish
 from chatmill.core.canonical import canonical_json
+from chatmill.core.checksums import Hash
 from chatmill.core.publish import (
     TEMPORARY,
     GrowingFile,
     StorageError,
+    file_digest,
     publish_folder,
-    sha256_file,
     storing,
     sweep_orphans,
     temporary_beside,
@@ -65,7 +66,7 @@ def test_a_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
     assert file.size == 4 + array.nbytes
     data = b"head" + array.tobytes()
     assert record.to_json() == file_entry(data)
-    assert sha256_file(tmp_path / "a.bin") == hashlib.sha256(data).hexdigest()
+    assert file_digest(tmp_path / "a.bin", Hash.SHA256) == hashlib.sha256(data).hexdigest()
     mask = os.umask(0)
     os.umask(mask)
     assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o666 & ~mask, "others may read it as any other file"
@@ -123,7 +124,7 @@ def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="a part of this path is a file"):
         write_whole(tmp_path / "f" / "a", b"x")
     with pytest.raises(StorageError, match="cannot read: No such file"):
-        sha256_file(tmp_path / "missing")
+        file_digest(tmp_path / "missing", Hash.SHA256)
     with pytest.raises(StorageError, match=r"cannot fly: .* \(no error number\); check the disk"), storing("x", "fly"):
         raise OSError("odd")
 

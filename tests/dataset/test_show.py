@@ -56,7 +56,7 @@ def test_tokens_and_rendered_show_their_counts(conversation: Any) -> None:
     nobody = chatmill.Conversation((chatmill.Message(chatmill.Role.USER, "2+2?"),), where="chats.jsonl:2")
     rendered = chatmill.render_conversations([nobody], "chatml", tokenizer)
     count = len(rendered.tokens.ids)
-    assert repr(rendered.tokens) == f"Tokens(1 conversation, {count} tokens, user {count})"
+    assert repr(rendered.tokens) == f"Tokens(1 conversation, {count} tokens)"
     assert repr(rendered) == f"Rendered(1 conversations, 1 documents, {count} tokens)"
     both = chatmill.render_conversations([nobody, conversation], "chatml", tokenizer, collect_failures=True)
     assert len(both.failed) == 1

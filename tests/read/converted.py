@@ -33,28 +33,6 @@ def sharegpt(record: Record) -> Record:
     return {**_rest(record), "conversations": items}
 
 
-def _plain_pair(record: Record) -> tuple[str, str] | None:
-    texts = [message.get("content") for message in record["messages"]]
-    roles = [message["role"] for message in record["messages"]]
-    return (texts[0], texts[1]) if roles == ["user", "assistant"] and all(type(t) is str for t in texts) else None
-
-
-def alpaca(record: Record) -> Record | None:
-    """The first line of a question is the instruction, the rest its input."""
-    pair = _plain_pair(record)
-    if pair is None:
-        return None
-    instruction, _, more = pair[0].partition("\n")
-    return {"instruction": instruction, "input": more, "output": pair[1], **_rest(record)}
-
-
-def prompt_completion(record: Record) -> Record:
-    """Texts if there are two of them, else lists of messages."""
-    pair, items = _plain_pair(record), record["messages"]
-    prompt, completion = pair or (items[:-1] or items, items[-1:])
-    return {**_rest(record), "prompt": prompt, "completion": completion}
-
-
 def harmony(record: Record) -> Record:
     """Every content as a text part, and a channel for every answer."""
     items = []
@@ -65,20 +43,17 @@ def harmony(record: Record) -> Record:
     return {**_rest(record), "messages_json": json.dumps({"messages": items}, ensure_ascii=len(items) % 2 == 0)}
 
 
-FROM_OPENAI: Mapping[str, Callable[[Record], Record | None]] = {
+FROM_OPENAI: Mapping[str, Callable[[Record], Record]] = {
     "openai": lambda record: record,
     "sharegpt": sharegpt,
-    "alpaca": alpaca,
-    "prompt_completion": prompt_completion,
     "harmony": harmony,
 }
 
 
 @cache
 def converted(shape: str) -> list[bytes]:
-    """All bundled conversations that can be written in a shape, a line each."""
-    records = [FROM_OPENAI[shape](record) for record in real_records()]
-    return [json.dumps(record, ensure_ascii=False).encode() for record in records if record is not None]
+    """All bundled conversations in a shape, a line each."""
+    return [json.dumps(FROM_OPENAI[shape](record), ensure_ascii=False).encode() for record in real_records()]
 
 
 def batch_of(rows: list[Record], schema: Any = None) -> Any:

@@ -23,6 +23,7 @@ from chatmill.compiler.accounts import (
 )
 from chatmill.compiler.pairs import margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
+from chatmill.core.checksums import Hash
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
@@ -50,7 +51,6 @@ from chatmill.label.policy import Policy, Scope, added_documents
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.pack.trees import Trees, put_into_trees
-from chatmill.read.places import xxh128_of
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
@@ -335,7 +335,7 @@ def growing_sizes() -> Iterator[int]:
 def files_of(recipe: Recipe) -> str:
     """Fingerprint the files that decide the ids, those of the tokenizer and the template, in one line."""
     names = dict.fromkeys((recipe.tokenizer, recipe.template))
-    contents = [f"{path.name} {xxh128_of(path)}" for name in names for path in files_read(name)]
+    contents = [f"{path.name} {Hash.XXH128.of_file(path)}" for name in names for path in files_read(name)]
     return ", ".join((*contents, repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer))))
 
 

@@ -67,9 +67,9 @@ class FileRecord:
         return cls(bytes=int(value["bytes"]), digest=str(value[kind]), hash=kind)
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def of_file(cls, path: Path, hash: Hash = Hash.XXH128) -> Self:
         """The record of a file that is there."""
-        return cls(bytes=path.stat().st_size, digest=Hash.XXH128.of_file(path))
+        return cls(bytes=path.stat().st_size, digest=hash.of_file(path), hash=hash)
 
     def is_of(self, path: Path) -> bool:
         """Whether a file is there with this size and these bytes."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError
 
 CONFIG = "config.json"
@@ -46,12 +46,8 @@ def _of_object(model: Any) -> ModelVocabulary | None:
 
 
 def _of_config(path: Path) -> ModelVocabulary | None:
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    inner = config.get("text_config") if isinstance(config, dict) else None
-    for part in (config, inner):
+    config = read_object(path, ConfigError)
+    for part in (config, config.get("text_config")):
         size = part.get("vocab_size") if isinstance(part, dict) else None
         if isinstance(size, int) and size > 0:
             return ModelVocabulary(size=size, found_in=str(path))

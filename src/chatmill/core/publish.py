@@ -174,12 +174,12 @@ def temporary_folder(final: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def whole_folder(final: str | os.PathLike[str], *, replace: bool = False, synced: bool = True) -> Iterator[Path]:
+def whole_folder(final: str | os.PathLike[str], *, replace: bool = False) -> Iterator[Path]:
     """A temporary folder next to `final` for the block to fill; `publish_folder` then gives it its name."""
     temporary = temporary_folder(final)
     try:
         yield temporary
-        publish_folder(temporary, final, replace=replace, synced=synced)
+        publish_folder(temporary, final, replace=replace)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets others finish
 
@@ -237,11 +237,6 @@ def file_digest(path: str | os.PathLike[str], hash: Hash) -> str:
     """Hash the bytes of a file; hexadecimal digits."""
     with storing(path, "read"):
         return hash.of_file(Path(path))
-
-
-def sha256_file(path: str | os.PathLike[str]) -> str:
-    """Hash the bytes of a file with SHA-256; hexadecimal digits."""
-    return file_digest(path, Hash.SHA256)
 
 
 def lock(descriptor: int, message: str, *, shared: bool = False) -> None:

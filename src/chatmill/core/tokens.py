@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import RoleCode, roles_of
 from chatmill.core.words import counted
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -81,16 +80,8 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _shares(self) -> list[tuple[str, int]]:
-        """Count tokens by role, those of no message last."""
-        sums = np.bincount(roles_of(self.run_kinds), weights=self.run_lengths, minlength=len(RoleCode)).astype(np.int64)
-        names = ["of no message" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
-        shares = [(name, count) for name, count in zip(names, sums.tolist(), strict=True) if count]
-        return sorted(shares, key=lambda share: share[0] == "of no message")
-
     def __repr__(self) -> str:
-        shares = "".join(f", {name} {count:,}" for name, count in self._shares())
-        return f"Tokens({counted(len(self), 'conversation')}, {counted(len(self.ids), 'token')}{shares})"
+        return f"Tokens({counted(len(self), 'conversation')}, {counted(len(self.ids), 'token')})"
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -21,8 +21,9 @@ from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
+from chatmill.core.checksums import FileRecord, Hash
 from chatmill.core.message_parser import checked_text, json_type
-from chatmill.core.publish import join_files, sha256_file, storing, whole_folder
+from chatmill.core.publish import join_files, storing, whole_folder
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError, member
 from chatmill.read.files import read_records
@@ -257,7 +258,7 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
             columns = [pa.array(column, type=pa.string()) for column in zip(*batch, strict=True)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
             receipt["rows"] += len(batch)
-    return {"path": job.path.name, "bytes": job.path.stat().st_size, "sha256": sha256_file(job.path), **receipt}
+    return {"path": job.path.name, **FileRecord.of_file(job.path, Hash.SHA256).to_json(), **receipt}
 
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -276,7 +277,7 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
                 rejected.write(json.dumps({**entry, "message": error.message}) + "\n")
                 receipt["rejected"][error.code] += 1
                 receipt["first_error"] = receipt["first_error"] or str(error)
-        receipt["inputs"].append({"path": path, "bytes": os.path.getsize(path), "sha256": sha256_file(path)})
+        receipt["inputs"].append({"path": path, **FileRecord.of_file(Path(path), Hash.SHA256).to_json()})
 
 
 def _manifest(files: Sequence[str], receipts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.core.checksums import FileRecord, Hash
-from chatmill.core.publish import sha256_file, storing, whole_folder
+from chatmill.core.publish import storing, whole_folder
 from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
 from chatmill.export.registry import Target, find_target, holders
 from chatmill.export.targets import ALONE, Export
@@ -202,7 +202,7 @@ def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dic
     records = dict(export.hashed)
     for path in folder.rglob("*"):
         if path.is_file() and (name := path.relative_to(folder).as_posix()) not in records:
-            records[name] = FileRecord(bytes=path.stat().st_size, digest=sha256_file(path), hash=Hash.SHA256)
+            records[name] = FileRecord.of_file(path, Hash.SHA256)
     shared = ("max_length", "packing_strategy", "pad_id", "shard_tokens")
     content = {
         "format": EXPORT_FORMAT,

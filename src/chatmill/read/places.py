@@ -191,7 +191,7 @@ def matches(pattern: str) -> list[str]:
 def fetch(where: Elsewhere, folder: Path) -> Path:
     """A whole copy of a file in a folder, named after what the store says of it; made once."""
     info = {"size": where.size} if where.url == STDIN else where.info()
-    state = xxh128_of(where) if where.url == STDIN else repr((where.url, sorted(info.items())))
+    state = Hash.XXH128.of_file(stdin_copy()) if where.url == STDIN else repr((where.url, sorted(info.items())))
     target = folder / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-{where.name}"
     if target.is_file():
         return target
@@ -202,12 +202,6 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
         if info.get("size") not in (None, partial.stat().st_size):
             raise DataError(f"{where.url} has {info['size']} bytes, and {partial.stat().st_size} came: try again")
     return target
-
-
-def xxh128_of(where: Place) -> str:
-    """Hex digest of the bytes of a file, wherever it is."""
-    with where.open("rb") as file:
-        return hashlib.file_digest(file, Hash.XXH128.begin).hexdigest()  # type: ignore[arg-type]
 
 
 def stdin_copy() -> Path:
