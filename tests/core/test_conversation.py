@@ -51,73 +51,54 @@ def test_a_plain_message_is_role_and_content_as_they_are() -> None:
     assert parse_messages([{"role": "user", "content": text}]) == (Message(Role.USER, text),)
 
 
-def test_text_parts_are_joined_with_nothing_between() -> None:
-    parts = [{"type": "text", "text": "a "}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "\n"}]
-    assert one(content=parts).content == "a b\n"
-    assert one(content=[{"text": "no type"}]).content == "no type"
-    assert one(content=[]).content == ""
-
-
-def test_tool_call_arguments_are_kept_verbatim() -> None:
-    arguments = '{"b": 1,   "a": 1.0e0, "a": "\\u00e9"}'
-    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
-    message = one(content=None, tool_calls=calls)
-    assert message.content == ""
-    assert message.tool_calls == (ToolCall("f", arguments, "c1"),)
-
-
-def test_tool_call_arguments_that_are_objects_are_written_as_json() -> None:
-    message = one(tool_calls=[{"name": "f", "arguments": {"city": "Zürich", "days": [1, 2]}}])
-    assert message.tool_calls == (ToolCall("f", '{"city": "Zürich", "days": [1, 2]}'),)
-    assert one(tool_calls=[{"function": {"name": "g"}}]).tool_calls == (ToolCall("g", "{}"),)
-
-
-def test_the_legacy_function_call_is_a_tool_call() -> None:
-    message = one(content=None, function_call={"name": "f", "arguments": "{}"})
-    assert message.tool_calls == (ToolCall("f", "{}"),)
-
-
-def test_reasoning_from_either_field() -> None:
-    assert one(content="a", reasoning_content="r").reasoning == "r"
-    assert one(content="a", thinking="t").reasoning == "t"
-    assert one(content="a", thinking="x", reasoning_content="x").reasoning == "x"
-    assert one(content="a", reasoning_content="").reasoning == ""
-    assert one(content="a", reasoning_content=None, thinking=None).reasoning is None
+ARGUMENTS = '{"b": 1,   "a": 1.0e0, "a": "\\u00e9"}'
+OBJECT = {"city": "Zürich", "days": [1, 2]}
+NAMES = {"name": "n", "channel": "final", "recipient": "functions.f", "content_type": "json", "tool_call_id": "c"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "weight"),
+    ("fields", "found"),
     [
-        ({}, None),
-        ({"weight": None, "train": None}, None),
-        ({"weight": 0}, 0.0),
-        ({"weight": 2}, 2.0),
-        ({"weight": 0.25}, 0.25),
-        ({"train": True}, 1.0),
-        ({"train": False}, 0.0),
-        ({"train": False, "weight": 3}, 0.0),
-        ({"train": True, "weight": 3}, 3.0),
-        ({"train": True, "weight": 0}, 0.0),
+        ({"content": [{"type": "text", "text": "a "}, {"type": "input_text", "text": "b"}]}, {"content": "a b"}),
+        ({"content": [{"type": "output_text", "text": "a"}, {"text": "no type"}]}, {"content": "ano type"}),
+        ({"content": []}, {"content": ""}),
+        ({"tool_calls": [{"name": "f", "arguments": OBJECT}]}, [ToolCall("f", '{"city": "Zürich", "days": [1, 2]}')]),
+        (
+            {"tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": ARGUMENTS}}]},
+            [ToolCall("f", ARGUMENTS, "c1")],
+        ),
+        ({"tool_calls": [{"function": {"name": "g"}}]}, [ToolCall("g", "{}")]),
+        ({"content": None, "function_call": {"name": "f", "arguments": "{}"}}, [ToolCall("f", "{}")]),
+        ({"reasoning_content": "r"}, {"reasoning": "r"}),
+        ({"thinking": "t"}, {"reasoning": "t"}),
+        ({"thinking": "x", "reasoning_content": "x"}, {"reasoning": "x"}),
+        ({"reasoning_content": ""}, {"reasoning": ""}),
+        ({"reasoning_content": None, "thinking": None}, {"reasoning": None}),
+        ({}, {"weight": None, "extra": {}}),
+        ({"weight": None, "train": None}, {"weight": None}),
+        ({"weight": 0}, {"weight": 0.0}),
+        ({"weight": 2}, {"weight": 2.0}),
+        ({"weight": 0.25}, {"weight": 0.25}),
+        ({"train": True}, {"weight": 1.0}),
+        ({"train": False}, {"weight": 0.0}),
+        ({"train": False, "weight": 3}, {"weight": 0.0}),
+        ({"train": True, "weight": 3}, {"weight": 3.0}),
+        ({"train": True, "weight": 0}, {"weight": 0.0}),
+        (NAMES | {"tags": ["x"]}, NAMES | {"extra": {"tags": ["x"]}}),
     ],
 )
-def test_weights(fields: dict[str, Any], weight: float | None) -> None:
-    assert one(content="a", **fields).weight == weight
+def test_what_fields_of_a_message_become(fields: dict[str, Any], found: dict[str, Any] | list[ToolCall]) -> None:
+    """Calls are given as a list; all else by name."""
+    message = one(**{"content": "" if isinstance(found, list) else "a", **fields})
+    expected = {"content": "", "tool_calls": tuple(found)} if isinstance(found, list) else found
+    assert {name: getattr(message, name) for name in expected} == expected
 
 
-def test_other_fields() -> None:
-    names = {"name": "n", "channel": "final", "recipient": "functions.f", "content_type": "json", "tool_call_id": "c"}
-    message = one(content="a", tags=["x"], **names)
-    assert message[4:9] == ("c", "n", "functions.f", "final", "json")
-    assert message.extra == {"tags": ["x"]}
-    assert one(content="a").extra == {}
-
-
-def test_harmony_content_is_kept_as_it_is() -> None:
-    part = {"type": "system_content", "reasoning_effort": "High"}
-    (message,) = parse_messages([{"role": "system", "content": [part]}])
+@pytest.mark.parametrize(("role", "kind"), [("system", "system_content"), ("developer", "developer_content")])
+def test_harmony_content_is_kept_as_it_is(role: str, kind: str) -> None:
+    part = {"type": kind, "reasoning_effort": "High"}
+    (message,) = parse_messages([{"role": role, "content": [part]}])
     assert (message.content, message.structured) == ("", part)
-    developer = {"type": "developer_content", "instructions": "x"}
-    assert parse_messages([{"role": "developer", "content": [developer]}])[0].structured == developer
 
 
 # --- refused -------------------------------------------------------------------------------------------------------
@@ -125,84 +106,69 @@ def test_harmony_content_is_kept_as_it_is() -> None:
 OK = {"role": "user", "content": "q"}
 
 
+def called(**fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"function": {"name": "f", **fields}}]}
+
+
 @pytest.mark.parametrize(
     ("items", "code", "path"),
     [
-        ("user: hi", "messages_type", "messages"),
-        (None, "messages_type", "messages"),
-        ({"role": "user"}, "messages_type", "messages"),
-        ([], "no_messages", "messages"),
-        ([OK, "hi"], "message_type", "messages[1]"),
-        ([OK, None], "message_type", "messages[1]"),
-        ([OK, ["role", "content"]], "message_type", "messages[1]"),
-        ([{"content": "x"}], "missing_role", "messages[0].role"),
-        ([{"from": "human", "value": "x"}], "missing_role", "messages[0].role"),
-        ([{"role": 7, "content": "x"}], "role_type", "messages[0].role"),
-        ([{"role": None, "content": "x"}], "role_type", "messages[0].role"),
-        ([OK, {"role": "moderator", "content": "x"}], "unknown_role", "messages[1].role"),
-        ([{"role": "user"}], "null_content", "messages[0].content"),
-        ([{"role": "user", "content": None}], "null_content", "messages[0].content"),
-        ([{"role": "user", "content": 42}], "content_type", "messages[0].content"),
-        ([{"role": "user", "content": {"text": "x"}}], "content_type", "messages[0].content"),
-        ([{"role": "user", "content": ["x"]}], "bad_part", "messages[0].content[0]"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "bad_part", "messages[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "system_content"}]}], "bad_part", "messages[0].content[0].type"),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "video_url"}]}],
-            "non_text_part",
-            "messages[0].content[1].type",
+        ("user: hi", "messages_type", ""),
+        (None, "messages_type", ""),
+        ({"role": "user"}, "messages_type", ""),
+        ([], "no_messages", ""),
+        ([OK, "hi"], "message_type", "[1]"),
+        ([OK, None], "message_type", "[1]"),
+        ([OK, ["role", "content"]], "message_type", "[1]"),
+        ([{"content": "x"}], "missing_role", "[0].role"),
+        ([{"from": "human", "value": "x"}], "missing_role", "[0].role"),
+        ([{"role": 7, "content": "x"}], "role_type", "[0].role"),
+        ([{"role": None, "content": "x"}], "role_type", "[0].role"),
+        ([OK, {"role": "moderator", "content": "x"}], "unknown_role", "[1].role"),
+        ([{"role": "user"}], "null_content", "[0].content"),
+        ([{"role": "system", "content": [{"type": "system_content"}] * 2}], "non_text_part", "[0].content[0].type"),
+        *(
+            ([{**OK, **fields}], code, f"[0]{path}")
+            for fields, code, path in (
+                ({"content": None}, "null_content", ".content"),
+                ({"content": 42}, "content_type", ".content"),
+                ({"content": {"text": "x"}}, "content_type", ".content"),
+                ({"content": ["x"]}, "bad_part", ".content[0]"),
+                ({"content": [{"type": "text"}]}, "bad_part", ".content[0].text"),
+                ({"content": [{"type": "system_content"}]}, "bad_part", ".content[0].type"),
+                ({"content": [{"text": "x"}, {"type": "video_url"}]}, "non_text_part", ".content[1].type"),
+                ({"content": [{"type": ["text"]}]}, "non_text_part", ".content[0].type"),
+                ({"content": "a\udc00"}, "lone_surrogate", ".content"),
+                ({"content": [{"text": "\ud800"}]}, "lone_surrogate", ".content[0].text"),
+                ({"reasoning_content": "\ud800"}, "lone_surrogate", ".reasoning_content"),
+                ({"name": "\ud800"}, "lone_surrogate", ".name"),
+                ({"reasoning_content": 5}, "reasoning_type", ".reasoning_content"),
+                ({"thinking": "a", "reasoning_content": "b"}, "reasoning_twice", ".thinking"),
+                ({"tool_calls": {"name": "f"}}, "bad_tool_call", ".tool_calls"),
+                ({"tool_calls": ["f"]}, "bad_tool_call", ".tool_calls[0]"),
+                ({"tool_calls": [{"function": {"name": 3}}]}, "bad_tool_call", ".tool_calls[0]"),
+                (called(arguments=3), "bad_tool_call", ".tool_calls[0].function.arguments"),
+                (called(arguments="\ud800"), "lone_surrogate", ".tool_calls[0].function.arguments"),
+                ({"tool_calls": [{"name": "f", "arguments": None}]}, "bad_tool_call", ".tool_calls[0].arguments"),
+                ({"tool_calls": [{"name": "f", "id": 3}]}, "field_type", ".tool_calls[0].id"),
+                ({"function_call": "f"}, "bad_tool_call", ".function_call"),
+                ({"function_call": {"name": "f"}, "tool_calls": [{"name": "f"}]}, "bad_tool_call", ""),
+                ({"weight": True}, "bad_weight", ".weight"),
+                ({"weight": -0.5}, "bad_weight", ".weight"),
+                ({"weight": math.nan}, "bad_weight", ".weight"),
+                ({"weight": 10**400}, "bad_weight", ".weight"),
+                ({"weight": MAX_WEIGHT * 2}, "bad_weight", ".weight"),
+                ({"train": 1}, "bad_weight", ".train"),
+                ({"name": 3}, "field_type", ".name"),
+                ({"tool_call_id": 1}, "field_type", ".tool_call_id"),
+            )
         ),
-        ([{"role": "user", "content": [{"type": ["text"]}]}], "non_text_part", "messages[0].content[0].type"),
-        (
-            [{"role": "system", "content": [{"type": "system_content"}] * 2}],
-            "non_text_part",
-            "messages[0].content[0].type",
-        ),
-        ([{"role": "user", "content": "a\udc00"}], "lone_surrogate", "messages[0].content"),
-        ([{"role": "user", "content": [{"text": "\ud800"}]}], "lone_surrogate", "messages[0].content[0].text"),
-        ([{**OK, "reasoning_content": "\ud800"}], "lone_surrogate", "messages[0].reasoning_content"),
-        ([{**OK, "name": "\ud800"}], "lone_surrogate", "messages[0].name"),
-        ([{**OK, "reasoning_content": 5}], "reasoning_type", "messages[0].reasoning_content"),
-        ([{**OK, "thinking": "a", "reasoning_content": "b"}], "reasoning_twice", "messages[0].thinking"),
-        ([{**OK, "tool_calls": {"name": "f"}}], "bad_tool_call", "messages[0].tool_calls"),
-        ([{**OK, "tool_calls": ["f"]}], "bad_tool_call", "messages[0].tool_calls[0]"),
-        ([{**OK, "tool_calls": [{"function": {"name": 3}}]}], "bad_tool_call", "messages[0].tool_calls[0]"),
-        (
-            [{**OK, "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
-            "bad_tool_call",
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            [{**OK, "tool_calls": [{"name": "f", "arguments": None}]}],
-            "bad_tool_call",
-            "messages[0].tool_calls[0].arguments",
-        ),
-        ([{**OK, "tool_calls": [{"name": "f", "id": 3}]}], "field_type", "messages[0].tool_calls[0].id"),
-        (
-            [{**OK, "tool_calls": [{"function": {"name": "f", "arguments": "\ud800"}}]}],
-            "lone_surrogate",
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        ([{**OK, "function_call": "f"}], "bad_tool_call", "messages[0].function_call"),
-        (
-            [{**OK, "function_call": {"name": "f"}, "tool_calls": [{"name": "f"}]}],
-            "bad_tool_call",
-            "messages[0]",
-        ),
-        ([{**OK, "weight": True}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "weight": -0.5}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "weight": math.nan}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "weight": 10**400}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "weight": MAX_WEIGHT * 2}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "train": 1}], "bad_weight", "messages[0].train"),
-        ([{**OK, "name": 3}], "field_type", "messages[0].name"),
-        ([{**OK, "tool_call_id": 1}], "field_type", "messages[0].tool_call_id"),
     ],
 )
 def test_what_does_not_fit_is_an_error_with_code_and_path(items: Any, code: str, path: str) -> None:
     error = refused(items)
-    assert (error.code, error.path) == (code, path)
-    assert str(error).startswith(f"field {path}: ")
+    assert (error.code, error.path) == (code, f"messages{path}")
+    assert str(error).startswith(f"field messages{path}: ")
 
 
 def test_errors_say_which_and_where() -> None:

@@ -205,7 +205,7 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
 
 
 def stdin_copy() -> Path:
-    """All of standard input in a temporary file, since records are read more than once; its name has an ending."""
+    """All of standard input, JSON lines or a list, in a temporary file, since records are read more than once."""
     scratch, name = _copied_stdin()
     return scratch.folder / name
 
@@ -217,17 +217,5 @@ def _copied_stdin() -> tuple[Scratch, str]:
     with copy.open("wb") as out:
         shutil.copyfileobj(sys.stdin.buffer, out, BLOCK)
     with copy.open("rb") as file:
-        head = file.read(1 << 16)
-    return scratch, copy.rename(scratch.folder / f"stdin{_ending(head)}").name
-
-
-def _ending(head: bytes) -> str:
-    magic = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\xff\xff\xff\xff": ".arrow"}
-    packed = {b"\x1f\x8b": ".jsonl.gz", b"\x28\xb5\x2f\xfd": ".jsonl.zst"}
-    for start, ending in {**magic, **packed}.items():
-        if head.startswith(start):
-            return ending
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if first in (b"{", b"[", b"") or head[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, which is refused as such
-        return ".json" if first == b"[" else ".jsonl"
-    raise DataError("standard input is neither JSON nor Parquet nor Arrow; give CSV and other text as a file")
+        first = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    return scratch, copy.rename(scratch.folder / ("stdin.json" if first == b"[" else "stdin.jsonl")).name
