@@ -113,8 +113,8 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
     names, (start, stop, first, total) = scanner_names(shape), lines
     if not names:
         split = enumerate(data[start:stop].split(b"\n"), first)
-        raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
-        return read_one_by_one(raws, shape, source)
+        decoded = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
+        return read_one_by_one(decoded, shape, source)
     # Of pairs both sides are scanned, one after the other, and then their prompts.
     sides = [scan_lines(data, start, stop, one, total) for one in names]
     scanned = sides[0]
