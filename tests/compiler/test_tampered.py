@@ -185,7 +185,6 @@ NAMES: list[tuple[str, Callable[[Any, str], None]]] = [
     ("episodes", lambda content, name: named(content["files"], name)),
     ("export", lambda content, name: named(content["files"], name)),
     ("export", lambda content, name: named(content["splits"], name)),
-    ("export", lambda content, name: named(content["source"]["layout"], name)),
     ("kd", lambda content, name: content["splits"]["train"]["shards"][0]["files"][0].update(path=name)),
     ("kd", lambda content, name: content["splits"]["train"]["shards"][0].update(name=name)),
     ("kd", lambda content, name: content["failed"]["file"].update(path=name)),

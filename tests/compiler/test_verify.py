@@ -291,10 +291,11 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
     with pytest.raises(FormatError, match="not the manifest"):
         verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())
-    for damage in ({"files": {"x": {}}}, {"inputs": [1]}):
-        (fast / "manifest.json").write_text(json.dumps({**manifest, **damage}))
-        with pytest.raises(FormatError, match="the file was edited or damaged"):
-            verify(fast)
+    (fast / "manifest.json").write_text(json.dumps({**manifest, "files": {"x": {}}}))
+    with pytest.raises(FormatError, match="the file was edited or damaged"):
+        verify(fast)
+    (fast / "manifest.json").write_text(json.dumps({**manifest, "inputs": [1]}))
+    assert "was changed after it was written" in verify(fast).findings[0].message
 
 
 def test_the_command_line(fast: Path) -> None:

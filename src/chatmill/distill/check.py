@@ -19,7 +19,7 @@ from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import SPAN, SPAN_NAMES, TOKENS, KDShard
-from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_kd_manifest, seal_problem
+from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_kd_manifest
 from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
 SLICE_DOCUMENTS = 4096
@@ -54,12 +54,11 @@ def verify_synth_kd(
             f"{folder} holds no finished distillation dataset: {MANIFEST}, which is written last, is not there"
         )
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
-    if problem := seal_problem(manifest):
-        book.wrong(MANIFEST, problem)
     entries = [file for split in KDSplit for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
     entries += [manifest["failed"]["file"]] if manifest["failed"]["file"] else []
     files = {entry["path"]: entry for entry in entries}
-    verify_files(folder, files, book, receipt=MANIFEST, said="the manifest", added=megatron_added)
+    if not verify_files(folder, manifest, files, book, receipt=MANIFEST, said="the manifest", added=megatron_added):
+        return book.ended()
     for split in KDSplit:
         _check_split(folder, split, manifest["splits"][split], book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")

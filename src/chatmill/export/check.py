@@ -11,7 +11,7 @@ from chatmill.prove.files import megatron_added, verify_files
 from chatmill.prove.report import OnProgress, VerifyReport
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import TOKENS, KDShard
-from chatmill.store.receipts import EXPORT_MANIFEST, read_export, seal_problem
+from chatmill.store.receipts import EXPORT_MANIFEST, read_export
 
 HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What `datasets` writes into a folder it has opened; it never reads such files as data."""
@@ -32,10 +32,9 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     if receipt is None:
         raise FormatError(f"{folder} holds no export: {EXPORT_MANIFEST} is not there")
     book = VerifyReport(directory=folder, on_progress=on_progress)
-    if problem := seal_problem(receipt):
-        book.wrong(EXPORT_MANIFEST, problem)
     files = receipt["files"]
-    verify_files(folder, files, book, receipt=EXPORT_MANIFEST, said=EXPORT_MANIFEST, added=_added)
+    if not verify_files(folder, receipt, files, book, receipt=EXPORT_MANIFEST, said=EXPORT_MANIFEST, added=_added):
+        return book.ended()
     for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):
         try:
             KDShard.open(folder / prefix)

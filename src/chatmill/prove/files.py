@@ -13,6 +13,7 @@ from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd import check_added
+from chatmill.store.receipts import seal_problem
 
 Added = Callable[[Path, list[str], VerifyReport], list[str]]
 """Given files that no receipt names, those which are damage; the others are explained in the report."""
@@ -20,6 +21,7 @@ Added = Callable[[Path, list[str], VerifyReport], list[str]]
 
 def verify_files(
     folder: Path,
+    content: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Any]],
     book: VerifyReport,
     *,
@@ -27,18 +29,22 @@ def verify_files(
     said: str,
     within: Sequence[str] = (".",),
     added: Added = lambda folder, names, book: names,
-) -> None:
+) -> bool:
     """Every listed file is there, with its size and its hash, and there are no others: of a dataset or an export.
 
-    `receipt` is the file that lists them, `said` what it is called in sentences, `within` the folders that may hold
-    nothing else.
+    `receipt` is the file with this content that lists them, `said` what it is called in sentences, `within` the folders
+    that may hold nothing else. Whether the receipt is as it was written: if not, no more is compared with it.
     """
+    problem = seal_problem(content)
+    if problem:
+        book.wrong(receipt, f"{problem}. Its files alone were compared with it")
     _check_hashes(folder, files, book, said)
     present = {
         path.relative_to(folder).as_posix() for part in within for path in (folder / part).rglob("*") if _is_file(path)
     }
     for name in added(folder, sorted(present - {*files, receipt}), book):
         book.wrong(name, f"not in {said}; it was added later")
+    return not problem
 
 
 def _is_file(path: Path) -> bool:

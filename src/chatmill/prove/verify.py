@@ -24,7 +24,7 @@ from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
 from chatmill.store.episode_layout import MANIFEST, SPLIT_MANIFEST, SPLITS
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.receipts import read_manifest, seal_problem
+from chatmill.store.receipts import read_manifest
 from chatmill.store.teacher import FOLDER
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -52,14 +52,14 @@ def verify(
         raise ConfigError("sample is a number of chunks, 1 or more, and goes with deep")
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
+    files = manifest["files"]
+    if not verify_files(folder, manifest, files, book, receipt=MANIFEST, said="the manifest", within=SPLITS):
+        return book.ended()
     home, folder = _home(folder, manifest), folder.absolute()
     with chdir(home):
         recipe = recorded_recipe(manifest)
-        if problem := seal_problem(manifest):
-            book.wrong(MANIFEST, problem)
         if manifest["package_version"] != __version__:
             book.unchecked.append(f"built by chatmill {manifest['package_version']}, checked by {__version__}")
-        verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
         tokenizer = _check_rules(recipe, manifest, book)
         splits = _open_splits(folder, manifest, book)
         vocab_size, bos_id = manifest["tokenizer"]["vocab_size"], _bos_id(recipe, tokenizer)

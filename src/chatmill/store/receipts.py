@@ -10,10 +10,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import GenericAlias
 from typing import Any
 
-from msgspec import UNSET, UnsetType, defstruct
+from msgspec import Struct
 
 from chatmill.core.canonical import canonical_json
 from chatmill.core.json_files import read_object
@@ -30,99 +29,58 @@ SEAL = "contents_sha256"
 """sha256 of all other keys of a receipt as canonical JSON."""
 
 
-def _form(*, optional: bool = False, **keys: Any) -> Any:
-    """The struct of an object with these keys; other keys are left alone."""
-    default = [UNSET] if optional else []
-    return defstruct("Form", [(key, kind | UnsetType if optional else kind, *default) for key, kind in keys.items()])
+class _File(Struct):
+    """The record of a file of a dataset; those that come from others or go to them have sha256."""
+
+    bytes: Count
+    xxh128: Xxh128
 
 
-def _list(kind: Any) -> Any:
-    return GenericAlias(list, (kind,))
+class _FileOfOthers(Struct):
+    bytes: Count
+    sha256: Sha256
 
 
-def _dict(keys: Any, kind: Any) -> Any:
-    return GenericAlias(dict, (keys, kind))
+class _Dataset(Struct):
+    """What a reader of a receipt relies on where its seal is wrong: the names that become paths, and its files."""
+
+    splits: dict[SplitName, dict[str, Any]]
+    files: dict[InnerPath, _File]
+    contents_sha256: Sha256
 
 
-_File = _form(bytes=Count, xxh128=Xxh128)
-"""The record of a file of a dataset; those that come from others or go to them have sha256."""
-_FileOfOthers = _form(bytes=Count, sha256=Sha256)
-_Counts = _dict(str, Count)
-_Named = _form(name=str, fingerprint=Sha256)
-_TOKENIZER: dict[str, Any] = {
-    "name": str,
-    "fingerprint": Sha256,
-    "given_as": str,
-    "vocab_size": Count,
-    "eos_id": Count | None,
-    "pad_id": Count,
-}
-_RECIPE: dict[str, Any] = {"tokenizer": str, "template": str, "policy": str | None, "add_control_tokens": bool}
-_Input = _form(bytes=Count, xxh128=Xxh128, path=str, source=str, shape=str, lines=Count | None, records=Count | None)
-_Ledger = _form(
-    tokens=_dict(str, _dict(str, _Counts)),
-    records=_dict(str, _dict(str, _Counts)),
-    notes=_dict(str, _Counts),
-    padding=Count,
-)
-_ABOUT: dict[str, Any] = {
-    "package_version": str,
-    "git_sha": str | None,
-    "fingerprint": Sha256,
-    "inputs": _list(_Input),
-    "template": _Named,
-    "policy": _Named,
-}
-"""What a build says of its making; an export repeats it of its source."""
-_Split = defstruct(
-    "Form", [("tokens", Count), ("episodes", Count), *((key, Count | UnsetType, UNSET) for key in ("branches", "rows"))]
-)
-_Dataset = _form(
-    **_ABOUT,
-    recipe=_form(**_RECIPE, shard_bytes=Count | None),
-    tokenizer=_form(**_TOKENIZER, control_tokens=_list(str)),
-    created_unix_s=Count,
-    recipe_sha256=Sha256,
-    scanned=_list(_form(mtime_ns=Count, chunk_bytes=Count)),
-    splits=_dict(SplitName, _Split),
-    ledger=_Ledger,
-    files=_dict(InnerPath, _File),
-    contents_sha256=Sha256,
-)
-_Export = _form(
-    package_version=str,
-    to=str,
-    options=dict,
-    source=_form(
-        name=str,
-        fingerprint=Sha256,
-        layout=_dict(SplitName, str),
-        about=_form(optional=True, **_ABOUT, recipe=_form(**_RECIPE), tokenizer=_form(**_TOKENIZER)),
-    ),
-    splits=_dict(SplitName, _form(rows=Count, documents=Count, tokens=Count, trained=Count)),
-    not_held=_list(str),
-    files=_dict(InnerPath, _FileOfOthers),
-    contents_sha256=Sha256,
-)
-_KDFile = _form(bytes=Count, sha256=Sha256, path=InnerPath)
-_KDShard = _form(name=SplitName, rows=Count, tokens=Count, files=_list(_KDFile))
-_KDSplit = _form(rows=Count, tokens=Count, trained_tokens=Count, span_tokens=_Counts, shards=_list(_KDShard))
-_KD = _form(
-    created_unix_s=Count,
-    git_sha=str | None,
-    package_version=str,
-    fingerprint=Sha256,
-    config=_form(valid_fraction=float),
-    config_hash=Sha256,
-    tokenizer=_form(name=str, path=str, sha256=Sha256, vocab_size=Count, eod_id=Count),
-    input=_form(path=str, manifest_path=str, manifest_sha256=Sha256, glob=str, shards=_list(dict)),
-    renderer=_form(library=str, version=str, flags=dict),
-    split=_form(rule=str, valid_fraction=float),
-    splits=_form(train=_KDSplit, valid=_KDSplit),
-    failed=_form(rows=Count, reasons=_Counts, file=_KDFile | None),
-    ledger=_Ledger,
-    contents_sha256=Sha256,
-)
+class _Export(Struct):
+    splits: dict[SplitName, dict[str, Any]]
+    files: dict[InnerPath, _FileOfOthers]
+    contents_sha256: Sha256
+
+
+class _KDFile(_FileOfOthers):
+    path: InnerPath
+
+
+class _KDShard(Struct):
+    name: SplitName
+    files: list[_KDFile]
+
+
+class _KDSplit(Struct):
+    shards: list[_KDShard]
+
+
+class _KDSplits(Struct):
+    train: _KDSplit
+    valid: _KDSplit
+
+
+class _KDFailed(Struct):
+    file: _KDFile | None
+
+
+class _KD(Struct):
+    splits: _KDSplits
+    failed: _KDFailed
+    contents_sha256: Sha256
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
