@@ -73,33 +73,29 @@ def test_without_documents_there_is_an_index_of_none(megatron: Any, tmp_path: Pa
     assert (index.documents, index.values, len(index.read())) == (0, 0, 0)
 
 
-def test_what_the_builder_would_let_pass_is_refused(tmp_path: Path) -> None:
-    writer = MegatronWriter(tmp_path / "x", np.uint16)
-    with pytest.raises(DataError, match=r"value 70000 \(number 1\) does not fit into uint16"):
-        writer.append(np.array([1, 70000]), np.array([2]))
-    with pytest.raises(DataError, match="3 values, but the lengths add up to 2"):
-        writer.append(np.array([1, 2, 3]), np.array([2]))
-    with pytest.raises(DataError, match="document 1 has 0 values"):
-        writer.append(np.array([1, 2, 3]), np.array([3, 0]))
-    writer.discard()
+@pytest.mark.parametrize(
+    ("values", "lengths", "message"),
+    [
+        ([1, 70000], [2], r"value 70000 \(number 1\) does not fit into uint16"),
+        ([1, 2, 3], [2], "3 values, but the lengths add up to 2"),
+        ([1, 2, 3], [3, 0], "document 1 has 0 values"),
+    ],
+)
+def test_what_the_builder_would_let_pass_is_refused_and_nothing_is_left(
+    tmp_path: Path, values: list[int], lengths: list[int], message: str
+) -> None:
+    with pytest.raises(DataError, match=message), MegatronWriter(tmp_path / "x", np.uint16) as writer:
+        writer.append(np.array(values), np.array(lengths))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_is_written_once_in_a_dtype_of_megatron(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no code for uint32"):
         MegatronWriter(tmp_path / "x", np.uint32)
     with MegatronWriter(tmp_path / "x", np.uint16) as writer:
         writer.append(np.array([65535]), np.array([1]))
     with pytest.raises(ConfigError, match="is there already"):
         MegatronWriter(tmp_path / "x", np.uint16)
-
-
-def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with MegatronWriter(tmp_path / "x", np.int32) as writer:
-            writer.append(np.arange(5), np.array([5]))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not list(tmp_path.iterdir())
 
 
 def broken(path: Path, at: int, content: bytes) -> None:

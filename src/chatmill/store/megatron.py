@@ -7,20 +7,19 @@ fit. One sequence is one document. Memory grows by 4 bytes a document while writ
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.checksums import FileRecord, Hash
-from chatmill.core.publish import GrowingFile, sync_file, sync_folder
+from chatmill.core.publish import GrowingFile, whole_file
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.mapped import file_size, map_file
 
@@ -44,15 +43,15 @@ def idx_path(prefix: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(prefix)}.idx")
 
 
-class MegatronWriter:
-    """Writes one indexed dataset; its two files get their names in `finish`, the index last.
+class MegatronWriter(ExitStack):
+    """Writes one indexed dataset in a `with` block, after which its two files have their names, the index last.
 
-    Until then they are called `.NAME.bin.partial` and `.NAME.idx.partial`; those of a killed writer are overwritten.
-    As a `with` block: finishes when it ends well, else discards.
+    After an error there is nothing.
     """
 
     def __init__(self, prefix: str | os.PathLike[str], dtype: DTypeLike) -> None:
         """Values are stored as `dtype`; an existing prefix is refused."""
+        super().__init__()
         self.dtype = np.dtype(dtype)
         if self.dtype.name not in DTYPE_CODES:
             raise ConfigError(f"Megatron has no code for {self.dtype.name}; it stores {', '.join(DTYPE_CODES)}")
@@ -63,9 +62,12 @@ class MegatronWriter:
         self.documents = 0
         self.values = 0
         self.records: dict[str, FileRecord] = {}
-        """Bytes and sha256 of `bin` and `idx`, after `finish`."""
+        """Bytes and sha256 of `bin` and `idx`, after the block."""
         self._lengths: list[NDArray[np.int32]] = []
-        self._file: GrowingFile | None = GrowingFile(self._partial("bin"), hash=Hash.SHA256)
+        index = self.enter_context(whole_file(self.paths["idx"]))
+        self._file = GrowingFile(self.enter_context(whole_file(self.paths["bin"])), hash=Hash.SHA256)
+        self.callback(self._file.discard)
+        self.push(lambda error, *_: self._finish(index) if error is None else None)
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.integer]) -> None:
         """Append documents: flat values, and how many of them each document has."""
@@ -76,52 +78,20 @@ class MegatronWriter:
         if len(sizes) and not (int(sizes.min()) >= 1 and int(sizes.max()) <= np.iinfo(np.int32).max):
             at = int(np.flatnonzero((sizes < 1) | (sizes > np.iinfo(np.int32).max))[0])
             raise DataError(f"{self.paths['bin']}: document {self.documents + at} has {int(sizes[at])} values")
-        assert self._file is not None, "the writer is closed"
         self._file.write(self._cast(values))
         self._lengths.append(sizes.astype(np.int32))
         self.documents += len(sizes)
         self.values += total
 
-    def finish(self) -> dict[str, FileRecord]:
-        """Write the index, sync both files and give them their names; what `records` holds then."""
-        assert self._file is not None, "the writer is closed"
-        records = {"bin": self._file.finish()}
-        self._file = GrowingFile(self._partial("idx"), hash=Hash.SHA256)
-        for piece in self._index():
-            self._file.write(piece)
-        records["idx"] = self._file.finish()
-        self._file = None
-        for name in ("bin", "idx"):
-            sync_file(self._partial(name))
-        for name in ("bin", "idx"):
-            os.replace(self._partial(name), self.paths[name])
-        sync_folder(self.paths["idx"].parent)
-        self.records = records
-        return records
-
-    def discard(self) -> None:
-        """Close and remove what was written; does nothing after `finish`."""
-        if self._file is not None:
-            self._file.discard()
-            self._file = None
-        for name in self.paths:
-            with contextlib.suppress(OSError):
-                self._partial(name).unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.discard()
-        elif self._file is not None:
-            self.finish()
-
-    def _partial(self, name: str) -> Path:
-        path = self.paths[name]
-        return path.with_name(f".{path.name}.partial")
+    def _finish(self, index: Path) -> None:
+        """Write the index."""
+        self.records = {"bin": self._file.finish()}
+        file = GrowingFile(index, hash=Hash.SHA256)
+        try:
+            for piece in self._index():
+                file.write(piece)
+        finally:
+            self.records["idx"] = file.finish()
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
