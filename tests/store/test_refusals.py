@@ -50,7 +50,7 @@ def test_ids_are_read_where_the_tokenizer_has_more_than_the_model_or_is_not_know
         read.append(number)
         return (np.array([3, 9 + number]),)
 
-    split: Any = SimpleNamespace(shard_count=2, shard_columns=shard_columns)
+    split: Any = SimpleNamespace(shards=["a", "b"], shard_columns=shard_columns)
     refuse_ids_beyond(split, {"tokenizer": {"vocab_size": 11}}, 11)
     assert read == []
     for about in ({}, {"tokenizer": {"vocab_size": 12}}):

@@ -60,7 +60,7 @@ def _vocabulary(export: Export, eod_id: int | None) -> int:
         return int(size)
     largest = [-1 if eod_id is None else eod_id]
     for documents in export.source.splits.values():
-        largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shard_count)]
+        largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(len(documents.shards))]
     return max(largest) + 1
 
 

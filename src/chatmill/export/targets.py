@@ -230,7 +230,7 @@ def _refuse_longer(documents: Split, length: int) -> None:
 
 def has_other_weights(documents: Split) -> bool:
     """Whether a token has a weight that is neither 0 nor 1."""
-    for weights in (documents.shard_columns(shard).weights for shard in range(documents.shard_count)):
+    for weights in (documents.shard_columns(shard).weights for shard in range(len(documents.shards))):
         for first in range(0, 0 if weights is None else len(weights), SCAN):
             piece = np.asarray(weights)[first : first + SCAN]
             if bool(((piece != 0) & (piece != 1)).any()):

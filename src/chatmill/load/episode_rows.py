@@ -22,7 +22,7 @@ from chatmill.load.teacher import teacher_tensors, whole_teacher
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+from chatmill.store.receipts import read_manifest
 from chatmill.store.split import even_ranges
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ class EpisodeRows(Rows):
         self.dataset, self.min_tokens = dataset, min_tokens
         self.has_trees = dataset.has_trees
         self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
+        whole = all(shard.mask_dtype == np.uint8 for shard in dataset.shards)
+        if self._policy is not None or (self.has_masks and not whole):
+            self.weight_dtype = np.dtype(np.float32)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
         self.episodes = int(np.count_nonzero(valid))
@@ -64,6 +67,7 @@ class EpisodeRows(Rows):
                 f"{dataset.folder}: an empty split: none of its {len(dataset):,} episodes has episode_min_tokens = "
                 f"{min_tokens} tokens (the longest has {int(lengths.max())})"
             )
+        self.order_facts = {"episodes": self.episodes}
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
         self.strategy: Strategy | None = None
         """How rows are packed; None: one episode each."""
@@ -71,6 +75,7 @@ class EpisodeRows(Rows):
             stated = dataset.manifest.rows if dataset.manifest else None
             strategy = config.packing_strategy or (Strategy.BEST_FIT if stated is None else stated.strategy)
             self.strategy = member(Strategy, "packing strategy", strategy)
+            self.order_facts = {**self.order_facts, "packing_strategy": str(self.strategy)}
             self._lengths: Ints = np.minimum(lengths if self._valid is None else lengths[self._valid], width)
             shortest = np.sort(self._lengths)[:width]
             self.most_documents = int(np.searchsorted(np.cumsum(shortest), width, side="right"))
@@ -129,23 +134,9 @@ class EpisodeRows(Rows):
         return np.ones(int(lengths.max(initial=0)), dtype=np.uint8), [0] * len(starts)
 
     @property
-    def weight_dtype(self) -> np.dtype[Any]:
-        """The type in which weights are laid: uint8 unless a policy or a shard has fractions."""
-        whole = all(shard.mask_dtype == np.uint8 for shard in self.dataset.shards)
-        if self._policy is not None or (self.has_masks and not whole):
-            return np.dtype(np.float32)
-        return np.dtype(np.uint8)
-
-    @property
     def fingerprint(self) -> str:
         """Of the dataset's files."""
         return self.dataset.fingerprint
-
-    @property
-    def order_facts(self) -> dict[str, Any]:
-        """What gives a position its meaning, besides the options."""
-        packed = {} if self.strategy is None else {"packing_strategy": str(self.strategy)}
-        return {"episodes": self.episodes} | packed
 
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: the episodes, or the packed rows."""
@@ -231,9 +222,8 @@ def warn_of_long_episodes(rows: EpisodeRows, where: object) -> None:
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
     """Whether the build has more episodes than records; of a split that was not built nothing is known."""
-    folder = dataset.folder.parent
     try:
-        about = read_manifest(folder, check_seal=False) if manifest_kind(folder) == FORMAT else None
+        about = read_manifest(dataset.folder.parent)
     except FormatError:
         about = None
     if about is None:

@@ -216,7 +216,7 @@ class BatchLoader:
             order["epoch_shuffle"] = config.epoch_shuffle
         if config.pack:
             order["block_size"] = config.block_size
-        return order | self._rows[split].order_facts
+        return {**order, **self._rows[split].order_facts}
 
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,17 +121,8 @@ class Recent(Generic[ValueT]):
 
     def __init__(self, make: Callable[[int], ValueT]) -> None:
         self._make = make
-        self._kept: tuple[tuple[int, ValueT], ...] = ()
+        self.get = lru_cache(maxsize=2)(make)
 
-    def get(self, epoch: int) -> ValueT:
-        """Make it on first use; safe for two threads, because the cache is replaced as a whole."""
-        for number, value in self._kept:
-            if number == epoch:
-                return value
-        new = self._make(epoch)
-        self._kept = ((epoch, new), *self._kept[:1])
-        return new
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[type[Recent[ValueT]], tuple[Callable[[int], ValueT]]]:
         """Another process makes its own."""
-        return {"_make": self._make, "_kept": ()}
+        return Recent, (self._make,)

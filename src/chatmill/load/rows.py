@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ Ints = NDArray[np.int64]
 class Rows(ABC):
     """The rows of one split."""
 
+    weight_dtype: np.dtype[Any] = np.dtype(np.uint8)
+    """The type in which weights are laid."""
+    order_facts: Mapping[str, Any] = {}
+    """What gives a position its meaning, besides the options and the fingerprint."""
     has_masks: bool
     """Whether the rows say what is trained; else every token is."""
     most_documents: int = 1
@@ -35,16 +40,6 @@ class Rows(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Of the data that is read."""
-
-    @property
-    @abstractmethod
-    def weight_dtype(self) -> np.dtype[Any]:
-        """The type in which weights are laid."""
-
-    @property
-    def order_facts(self) -> dict[str, Any]:
-        """What gives a position its meaning, besides the options and the fingerprint."""
-        return {}
 
     @abstractmethod
     def rows_of(self, epoch: int) -> int:

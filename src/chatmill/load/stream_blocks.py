@@ -49,11 +49,6 @@ class StreamBlocks(Rows):
         """Of ids, starts and weights."""
         return self._fingerprint
 
-    @property
-    def weight_dtype(self) -> np.dtype[Any]:
-        """Masks are 0 and 1."""
-        return np.dtype(np.uint8)
-
     def rows_of(self, epoch: int) -> int:
         """All of them."""
         return len(self._ids)

@@ -27,7 +27,9 @@ class WindowRows(Rows):
         """Count the windows of each shard; a split without any is an error."""
         super().__init__(str(files.folder), width=width)
         self._files, self.has_masks = files, files.mask_dtype is not None
+        self.weight_dtype = np.dtype(files.mask_dtype or np.uint8)
         self._offsets = offsets_of(np.maximum(files.tokens - width + 1, 0))
+        self.order_facts = {"windows": self.rows_of(0)}
         if not self._offsets[-1]:
             raise FormatError(
                 f"{files.folder}: no window of block_size + 1 = {width} tokens fits: the largest of its "
@@ -38,16 +40,6 @@ class WindowRows(Rows):
     def fingerprint(self) -> str:
         """Of the token files."""
         return self._files.fingerprint
-
-    @property
-    def order_facts(self) -> dict[str, Any]:
-        """Another number of windows would have other draws."""
-        return {"windows": self.rows_of(0)}
-
-    @property
-    def weight_dtype(self) -> np.dtype[Any]:
-        """That of the mask files."""
-        return np.dtype(self._files.mask_dtype or np.uint8)
 
     def rows_of(self, epoch: int) -> int:
         """Windows in all shards."""

@@ -149,7 +149,7 @@ class LookSplit:
     def sources(self) -> NDArray[np.integer] | None:
         """The source of every document, in a distillation set its shard; None for rows, which may have several."""
         if isinstance(self.stored, KDDocuments):
-            return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
+            return np.repeat(np.arange(len(self.stored.shards), dtype=np.int32), np.diff(self.stored.episode_offsets))
         return self._column("source") if self._plan is None else None
 
     @cached_property
@@ -199,8 +199,8 @@ class LookSplit:
     def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
         """Read what is stored about an item besides its tokens, as fields of `Item`."""
         if isinstance(self.stored, KDDocuments):
-            shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
-            return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
+            ((shard, rows, _),) = self.stored.by_shard(np.array([number]))
+            return {"source": f"{self.source_names[shard]} document {int(rows[0]):,}"}
         if self._plan is None:
             facts = {name: self.stored.facts(name, documents) for name in ("record_id", "source", "turns", "side")}
             return {name: values[0] for name, values in facts.items() if values is not None}

@@ -80,14 +80,11 @@ class EpisodeDataset(Split):
         folders = episode_folders(self.folder)
         _match_manifest(self.manifest, folders, self.folder)
         self.columns: dict[str, ColumnSpec] = self.manifest.columns if self.manifest else {}
-        self._files = MappedFiles()
-        codes = _source_codes(self.manifest, len(folders))
-        self.shards = [
-            EpisodeShard(path, self.columns, its_codes, self._files)
-            for path, its_codes in zip(folders, codes, strict=True)
+        files, codes = MappedFiles(), _source_codes(self.manifest, len(folders))
+        self.shards: list[EpisodeShard] = [
+            EpisodeShard(path, self.columns, its_codes, files) for path, its_codes in zip(folders, codes, strict=True)
         ]
-        self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
-        """First episode of each shard, and the number of all episodes."""
+        self.episode_offsets = offsets_of(np.array([s.episodes for s in self.shards]))
         self.tokens: int = sum(shard.tokens for shard in self.shards)
         """Tokens in all `tokens.bin` files."""
         self.mask_problem: str = _mask_problem(self.shards)
@@ -187,11 +184,6 @@ class EpisodeDataset(Split):
         return TeacherColumn(self, self.directory / FOLDER / self.split)
 
     @property
-    def shard_count(self) -> int:
-        """Shards of the split; 1 where it is flat."""
-        return len(self.shards)
-
-    @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the source codes, in code order."""
         return self.manifest.sources if self.manifest else ()
@@ -208,10 +200,6 @@ class EpisodeDataset(Split):
             return self.shards[0].column(name)
         return np.concatenate([shard.column(name).copy() for shard in self.shards])  # a view would hold its file
 
-    def release(self) -> None:
-        """Unmap the files of all shards."""
-        self._files.release()
-
     def shard_columns(self, shard: int) -> TokenColumns:
         """The columns of a whole shard that have a value per token (views of its files)."""
         files = self.shards[shard]
@@ -222,13 +210,6 @@ class EpisodeDataset(Split):
             files.column("logprobs") if self.has_logprobs else None,
         )
 
-    def _by_shard(self, numbers: Ints) -> Iterator[tuple[EpisodeShard, Ints, Ints]]:
-        """Some episodes shard by shard: the shard, their rows in it, and their places among `numbers`."""
-        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            yield self.shards[shard], numbers[places] - self.episode_offsets[shard], places
-
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes.
 
@@ -237,8 +218,9 @@ class EpisodeDataset(Split):
         if name not in self.columns:
             return None
         values: list[Any] = [None] * len(numbers)
-        for shard, rows, places in self._by_shard(numbers):
-            for place, value in zip(places.tolist(), self._facts(shard, name, rows.tolist()), strict=True):
+        for shard, rows, places in self.by_shard(numbers):
+            facts = self._facts(self.shards[shard], name, rows.tolist())
+            for place, value in zip(places.tolist(), facts, strict=True):
                 values[place] = value
         return values
 
@@ -251,26 +233,16 @@ class EpisodeDataset(Split):
 
     def image_bytes(self, number: int) -> bytes:
         """The bytes of the pictures of an episode, one after another."""
-        ((shard, rows, _),) = self._by_shard(np.array([number]))
-        return shard.bytes_of("image_bytes", int(rows[0]))
+        ((shard, rows, _),) = self.by_shard(np.array([number]))
+        return self.shards[shard].bytes_of("image_bytes", int(rows[0]))
 
     def branches(self, numbers: Ints) -> Branches:
         """The branches of some episodes, in the order asked for."""
         if not self.has_trees:
             return Branches.none(len(numbers))
-        parts = [(shard.branches(rows), places) for shard, rows, places in self._by_shard(numbers)]
+        parts = [(self.shards[shard].branches(rows), places) for shard, rows, places in self.by_shard(numbers)]
         back = np.argsort(np.concatenate([np.empty(0, dtype=np.int64), *(places for _, places in parts)]))
         return joined([branches for branches, _ in parts]).take(back)
-
-    def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Shard number, start and length (in tokens) of some episodes."""
-        if len(self.shards) == 1:
-            starts, lengths = self.shards[0].index[numbers].astype(np.int64).T
-            return np.zeros(len(numbers), dtype=np.int64), starts, lengths
-        spans = np.empty((len(numbers), 2), dtype=np.int64)
-        for shard, rows, places in self._by_shard(numbers):
-            spans[places] = shard.index[rows]
-        return np.searchsorted(self.episode_offsets, numbers, side="right") - 1, spans[:, 0], spans[:, 1]
 
     @cached_property
     def fingerprint(self) -> str:

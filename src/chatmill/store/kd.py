@@ -160,9 +160,8 @@ class KDDocuments(Split):
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         """Open the shards; what does not fit together is a `FormatError`."""
-        self.shards = [KDShard.open(prefix) for prefix in prefixes]
-        self.firsts = offsets_of(np.array([len(shard) for shard in self.shards]))
-        """The first document of each shard, and the number of all documents."""
+        self.shards: list[KDShard] = [KDShard.open(prefix) for prefix in prefixes]
+        self.episode_offsets = offsets_of(np.array([len(shard) for shard in self.shards]))
         self.has_masks = self.has_kinds = True
 
     @cached_property
@@ -174,15 +173,6 @@ class KDDocuments(Split):
     def fingerprint(self) -> str:
         """A hash over those of the shards."""
         return hashlib.sha256("".join(shard.fingerprint() for shard in self.shards).encode()).hexdigest()
-
-    @property
-    def shard_count(self) -> int:
-        """Shards of the split."""
-        return len(self.shards)
-
-    @property
-    def plan(self) -> None:
-        """Megatron packs for itself."""
 
     def shard_columns(self, shard: int) -> TokenColumns:
         """Ids, weights and kinds of a whole shard; the latter two are made for the slices that are read."""
@@ -197,20 +187,6 @@ class KDDocuments(Split):
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """The shard as `source`; nothing else is stored of records."""
         return [self.shards[shard].name for shard in self.locate(numbers)[0].tolist()] if name == "source" else None
-
-    def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Shard number, start and length (in tokens) of some documents."""
-        shards = np.searchsorted(self.firsts, numbers, side="right") - 1
-        starts = np.empty(len(numbers), dtype=np.int64)
-        for shard in np.unique(shards).tolist():
-            inside = shards == shard
-            starts[inside] = self.shards[shard].tokens.starts(numbers[inside] - self.firsts[shard])
-        return shards, starts, self.lengths[numbers]
-
-    def release(self) -> None:
-        """Unmap the files; they are mapped again when they are needed."""
-        for shard in self.shards:
-            shard.files.release()
 
 
 def is_kd(path: Path) -> bool:

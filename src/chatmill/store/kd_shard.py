@@ -124,6 +124,10 @@ class KDShard:
         index = self.tokens if column == TOKENS else self.sidecars[column]
         return self.files.get(index.bin, index.dtype, index.values)
 
+    def spans(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Start and length of some documents, in tokens: two rows."""
+        return np.stack([self.tokens.starts(rows), self.tokens.lengths[rows]])
+
     def place(self, number: int) -> slice:
         """Where a document lies in the flat values."""
         first = int(self.tokens.pointers[number]) // self.tokens.dtype.itemsize

@@ -25,7 +25,7 @@ def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None)
     size = about.get("tokenizer", {}).get("vocab_size")
     if vocabulary is None or (size is not None and size <= vocabulary.size):
         return
-    largest = max(int(split.shard_columns(number)[0].max(initial=0)) for number in range(split.shard_count))
+    largest = max(int(split.shard_columns(number)[0].max(initial=0)) for number in range(len(split.shards)))
     refuse_beyond(largest, vocabulary, "the dataset has", WAY_OUT)
 
 

@@ -62,6 +62,10 @@ class TokenColumns(NamedTuple):
 class Split(ABC):
     """The documents of one split, numbered from 0 in the order of the build."""
 
+    shards: Sequence[Any]
+    """What it is stored in, in order; each has `spans(rows)`: start and length of documents, in its tokens."""
+    episode_offsets: Ints
+    """The first document of each shard, and the number of all documents."""
     has_masks: bool
     has_kinds: bool
     has_logprobs: bool = False
@@ -79,19 +83,14 @@ class Split(ABC):
         """Tokens of every document."""
 
     @property
-    @abstractmethod
     def plan(self) -> Plan | None:
         """Which documents share a row; None where the split is not packed."""
+        return None
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """Differs where the documents do."""
-
-    @property
-    @abstractmethod
-    def shard_count(self) -> int:
-        """Shards that the split is stored in."""
 
     @abstractmethod
     def shard_columns(self, shard: int) -> TokenColumns:
@@ -113,13 +112,26 @@ class Split(ABC):
         """The branches of some documents."""
         return Branches.none(len(numbers))
 
-    @abstractmethod
     def release(self) -> None:
         """Unmap the files; they are mapped again when they are needed."""
+        for shard in self.shards:
+            shard.files.release()
 
-    @abstractmethod
+    def by_shard(self, numbers: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Some documents shard by shard: the number of the shard, their rows in it, and their places in `numbers`."""
+        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            yield shard, numbers[places] - self.episode_offsets[shard], places
+
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some documents."""
+        found = np.empty((3, len(numbers)), dtype=np.int64)
+        for shard, rows, places in self.by_shard(numbers):
+            found[0, places] = shard
+            found[1:, places] = self.shards[shard].spans(rows)
+        shards, starts, lengths = found
+        return shards, starts, lengths
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
         """Some documents in the order asked for, or only the first `lengths` tokens of each.

@@ -32,7 +32,7 @@ class TokenShard:
         mask_types: Sequence[np.dtype[Any]] = MASK_TYPES,
     ) -> None:
         """The size of a mask decides its type; a mask of another size is kept as `mask_problem`."""
-        self.folder, self._files = folder, files
+        self.folder, self.files = folder, files
         self._token_file, self._mask_file = names
         self.tokens = whole_records(folder / names[0], file_size(folder / names[0]), 4)
         mask = folder / names[1]
@@ -68,7 +68,7 @@ class TokenShard:
 
     def _map(self, name: str, dtype: str | np.dtype[Any], records: int | None) -> NDArray[Any]:
         """A file that must hold `records` records; None: any number."""
-        return self._files.get(f"{self.folder}/{name}", dtype, records)
+        return self.files.get(f"{self.folder}/{name}", dtype, records)
 
 
 class TokenFiles:

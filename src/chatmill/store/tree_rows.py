@@ -11,7 +11,6 @@ import numpy as np
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import rows_of_tree
-from chatmill.pack.plan import Plan
 from chatmill.store.split import Documents, Ints, Split, TokenColumns
 
 
@@ -22,7 +21,7 @@ class RowsOfTrees(Split):
     """
 
     def __init__(self, stored: Split) -> None:
-        self.stored = stored
+        self.stored, self.shards = stored, stored.shards
         self.has_masks, self.has_kinds = stored.has_masks, stored.has_kinds
         self.has_logprobs = stored.has_logprobs
         self.has_sides = stored.has_sides
@@ -43,20 +42,10 @@ class RowsOfTrees(Split):
         """Tokens of every row."""
         return self._lengths
 
-    @property
-    def plan(self) -> Plan | None:
-        """A plan of trees says nothing of rows."""
-        return None
-
     @cached_property
     def fingerprint(self) -> str:
         """That of the trees, taken apart."""
         return hashlib.sha256(f"rows of {self.stored.fingerprint}".encode()).hexdigest()
-
-    @property
-    def shard_count(self) -> int:
-        """Those of the trees."""
-        return self.stored.shard_count
 
     def shard_columns(self, shard: int) -> TokenColumns:
         """Those of the trees: every value of a row is among them."""
@@ -69,10 +58,6 @@ class RowsOfTrees(Split):
     def trees_of(self, numbers: Ints) -> Ints:
         """The tree of each row."""
         return np.searchsorted(self._firsts, numbers, side="right") - 1
-
-    def release(self) -> None:
-        """Unmap the files."""
-        self.stored.release()
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Where the tree of each row is, with the length of the row: a row is no piece of a file."""
