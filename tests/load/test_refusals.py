@@ -84,14 +84,11 @@ def test_rows_that_no_rank_gets_are_counted_in_epochs_alone(tmp_path: Path) -> N
         config = {"batch_size": 3, "block_size": 8, "pad_token_id": 0, "batch_sampling_mode": mode}
         loader = GPTEpisodeDataLoader(config, dataset_dir=tmp_path)
         assert loader.data_report()["rows_left_out"] == left_out
-        with pytest.raises(ConfigError, match=r"no split 'val' .*needs the folder val/"):
-            loader.get_batch("val")
 
 
-def test_a_stream_has_no_folder_for_another_split_and_no_target_at_the_start_of_a_document() -> None:
-    loader = StreamBlockLoader(STREAM, batch_size=1, eos_id=0)
+def test_a_stream_has_one_split_and_no_target_at_the_start_of_a_document() -> None:
     with pytest.raises(ConfigError, match=r"no split 'val' \(there is: train\)$"):
-        loader.get_batch("val")
+        StreamBlockLoader(STREAM, batch_size=1, eos_id=0).get_batch("val")
     block: Any = SimpleNamespace(
         input_ids=np.array([[5, 0, 6, 7]]),
         loss_mask=np.ones((1, 4), np.uint8),

@@ -209,7 +209,7 @@ def _report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, st
     for split, rows in opened.items():
         dataset = rows.dataset
         if config.wants_masks and not rows.has_masks:
-            problems.append(dataset.mask_problem or f"{dataset.folder}: there is no mask.bin")
+            problems.append(dataset.mask_problem or f"{dataset.folder}: mask.bin is missing")
         left_out = len(dataset) - rows.episodes
         log.info(
             "[EpisodeLoader] split=%s episodes=%d tokens=%d shards=%d mask=%s%s",

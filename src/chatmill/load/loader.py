@@ -47,8 +47,6 @@ class BatchLoader:
 
     kind: str
     """The name of this kind of loader in a state."""
-    split_is_folder = True
-    """Whether a split that is missing can be put next to the others, as a folder."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
     _pool: ThreadPoolExecutor | None
@@ -69,6 +67,9 @@ class BatchLoader:
     ) -> None:
         """`dataset` names the data in errors. Memory is pinned for a GPU, unless `pin_memory` says otherwise."""
         need("torch", "batches of tensors")
+        from torch.utils.data import IterableDataset
+
+        IterableDataset.register(type(self))  # not a base class: torch is not imported to define one
         self.config, self._dataset, self._rows = config, dataset, dict(rows)
         self.batch_size, self.block_size, self.pad_token_id = config.batch_size, config.block_size, config.pad_token_id
         self.rank, self.world_size = rank_and_world(rank, world_size)
@@ -94,7 +95,6 @@ class BatchLoader:
         self._prefetch = prefetch
         self._worker: tuple[int, int] | None = None
         self._begin_process()
-        _register_as_iterable(type(self))
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
@@ -191,10 +191,7 @@ class BatchLoader:
     def rows(self, split: str = "train") -> Rows:
         """The rows of a split; one that is not there is an error."""
         if split not in self._rows:
-            way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
-            raise ConfigError(
-                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._rows)}){way_out}"
-            )
+            raise ConfigError(f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._rows)})")
         return self._rows[split]
 
     def gives_masks(self, split: str = "train") -> bool:
@@ -384,10 +381,3 @@ def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path
     if chosen is None:
         raise ConfigError("no dataset: give dataset_dir, or set dataset_dir in the config")
     return Path(chosen)
-
-
-def _register_as_iterable(loader: type) -> None:
-    """Let torch's `DataLoader` see an iterable dataset, without importing torch to define the class."""
-    from torch.utils.data import IterableDataset
-
-    IterableDataset.register(loader)

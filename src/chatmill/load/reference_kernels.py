@@ -147,7 +147,10 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule over q, k, v (batch, tokens, heads, dim); g (batch, tokens, heads) is a log of decays."""
+    """The gated delta rule over q, k, v (batch, tokens, heads, dim); g (batch, tokens, heads) is a log of decays.
+
+    In Kimi's rule every channel of the keys has its own: g (batch, tokens, heads, dim).
+    """
     decay = g if g.ndim == q.ndim else g[..., None]
     kind = _accurate(q)
     query, key, value, rate = (tensor.to(kind) for tensor in (q, k, v, beta))
@@ -164,24 +167,6 @@ def chunk_gated_delta_rule(
         state = state + key[:, t, ..., None] * (rate[:, t, :, None] * (value[:, t] - recalled))[..., None, :]
         written.append((state * query[:, t, ..., None]).sum(-2))
     return torch.stack(written, dim=1).to(q.dtype), state if output_final_state else None
-
-
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Kimi's delta rule: the gated one with a decay for every channel of the keys, g (batch, tokens, heads, dim)."""
-    states = {"initial_state": initial_state, "output_final_state": output_final_state}
-    normed: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "cu_seqlens": cu_seqlens}
-    return chunk_gated_delta_rule(q, k, v, g, beta, scale, **states, **normed)  # type: ignore[arg-type]
 
 
 def _accurate(tensor: Tensor) -> torch.dtype:
@@ -221,7 +206,7 @@ def _packages() -> dict[str, ModuleType]:
         mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined,
     )
     rules = SimpleNamespace(chunk_gated_delta_rule=chunk_gated_delta_rule)
-    linear = SimpleNamespace(gated_delta_rule=rules, kda=SimpleNamespace(chunk_kda=chunk_kda))
+    linear = SimpleNamespace(gated_delta_rule=rules, kda=SimpleNamespace(chunk_kda=chunk_gated_delta_rule))
     return {
         "causal_conv1d": _package("causal_conv1d", causal_conv1d_fn=causal_conv1d_fn),
         "mamba_ssm": _package("mamba_ssm", ops=SimpleNamespace(triton=SimpleNamespace(ssd_combined=scans))),

@@ -79,7 +79,6 @@ class StreamBlockLoader(BatchLoader):
     """
 
     kind = "stream_blocks"
-    split_is_folder = False
 
     def __init__(
         self,

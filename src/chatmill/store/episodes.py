@@ -20,7 +20,7 @@ from chatmill.core.trees import Branches, joined
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.pack.plan import Plan
 from chatmill.pack.plan import plan as pack_rows
-from chatmill.store.episode_layout import MASK, SPLIT_MANIFEST, episode_folders, split_folder
+from chatmill.store.episode_layout import SPLIT_MANIFEST, episode_folders, split_folder
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import MappedFiles, probe
@@ -87,11 +87,12 @@ class EpisodeDataset(Split):
         self.episode_offsets = offsets_of(np.array([s.episodes for s in self.shards]))
         self.tokens: int = sum(shard.tokens for shard in self.shards)
         """Tokens in all `tokens.bin` files."""
-        self.mask_problem: str = _mask_problem(self.shards)
+        some_masks = any(shard.mask_dtype is not None or shard.mask_problem for shard in self.shards)
+        self.mask_problem: str = next((shard.no_mask for shard in self.shards if some_masks and shard.no_mask), "")
         """Why a split with some masks is read without them; empty when nothing is wrong."""
         if strict and self.mask_problem:
             raise FormatError(self.mask_problem)
-        self.has_masks = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
+        self.has_masks = some_masks and not self.mask_problem
         self.has_kinds = "kinds" in self.columns
         self.has_trees = "branches" in self.columns
         self.has_logprobs = "logprobs" in self.columns
@@ -277,19 +278,6 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
         np.array([codes.get(name, MAX_CODE) for name in shard.sources], "<u4") if shard.sources is not UNSET else None
         for shard in manifest.shards
     ]
-
-
-def _mask_problem(shards: list[EpisodeShard]) -> str:
-    """What is wrong with the masks of a split, or nothing; a split without any mask is fine."""
-    for shard in shards:
-        if shard.mask_problem:
-            return shard.mask_problem
-    missing = [shard for shard in shards if shard.mask_dtype is None]
-    if missing and len(missing) < len(shards):
-        return (
-            f"{missing[0].folder}: {MASK} is missing, but {len(shards) - len(missing)} of {len(shards)} shards have one"
-        )
-    return ""
 
 
 def _match_manifest(manifest: EpisodeManifest | None, folders: list[Path], split: Path) -> None:

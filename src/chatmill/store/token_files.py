@@ -33,7 +33,7 @@ class TokenShard:
     ) -> None:
         """The size of a mask decides its type; a mask of another size is kept as `mask_problem`."""
         self.folder, self.files = folder, files
-        self._token_file, self._mask_file = names
+        self.token_file, self._mask_file = names
         self.tokens = whole_records(folder / names[0], file_size(folder / names[0]), 4)
         mask = folder / names[1]
         size = file_size(mask) if mask.exists() else None
@@ -44,14 +44,9 @@ class TokenShard:
             self.mask_problem = f"{mask}: {size:,} bytes for {self.tokens:,} tokens; a mask has {sizes} per token"
 
     @property
-    def name(self) -> str:
-        """The place of the token file below the split."""
-        return f"{self.folder.name}/{self._token_file}"
-
-    @property
     def token_ids(self) -> NDArray[np.uint32]:
         """All token ids of the shard."""
-        return self._map(self._token_file, "<u4", self.tokens)
+        return self._map(self.token_file, "<u4", self.tokens)
 
     @property
     def mask(self) -> NDArray[Any]:
@@ -63,7 +58,7 @@ class TokenShard:
     @property
     def no_mask(self) -> str:
         """Why there is no mask; empty if there is one."""
-        missing = f"{self.folder}: there is no {self._mask_file}"
+        missing = f"{self.folder}: {self._mask_file} is missing"
         return self.mask_problem or ("" if self.mask_dtype is not None else missing)
 
     def _map(self, name: str, dtype: str | np.dtype[Any], records: int | None) -> NDArray[Any]:
@@ -96,7 +91,7 @@ class TokenFiles:
         """sha256 over names, sizes and samples of the tokens (small files whole)."""
         digest = hashlib.sha256(b"chatmill-token-files-1")
         for shard in self.shards:
-            digest.update(f"{shard.name}\0".encode())
+            digest.update(f"{shard.folder.name}/{shard.token_file}\0".encode())
             probe(digest, shard.token_ids, shards=len(self.shards))
         return digest.hexdigest()
 
