@@ -96,10 +96,10 @@ def test_a_pass_unmaps_what_it_has_read(name: str, monkeypatch: pytest.MonkeyPat
     split: Any = open_for_looking(folder() / name).split("train")
     stored = split.stored
     split.item(0)
-    assert stored._files.get.cache_info().currsize > 0
+    assert stored.shards[0].files.get.cache_info().currsize > 0
     for _ in split.batches():
         pass
-    assert stored._files.get.cache_info().currsize == 0
+    assert stored.shards[0].files.get.cache_info().currsize == 0
 
 
 def test_rows_that_have_their_order_in_a_file_of_indices_are_refused(tmp_path: Path) -> None:
