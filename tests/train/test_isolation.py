@@ -12,10 +12,10 @@ import torch
 
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.train.isolation import IsolationReport, check_isolation
+from tests.train.tiny import tiny_model
 
 VOCABULARY = 97
-ARCHITECTURES = ["qwen3", "llama", "gpt2"]
-SOME = [("qwen3", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa"), ("gpt2", "eager")]
+SOME = [("Qwen3", "sdpa"), ("Llama", "eager"), ("GPT2", "sdpa"), ("GPT2", "eager")]
 
 
 class Special:
@@ -38,28 +38,8 @@ def collated(**options: Any) -> dict[str, Any]:
 
 @cache
 def model(architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch.float64) -> Any:
-    import transformers as hf
-
-    torch.manual_seed(0)
-    if architecture == "gpt2":
-        config: Any = hf.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.5
-        )
-    else:
-        make = {"qwen3": hf.Qwen3Config, "llama": hf.LlamaConfig}[architecture]
-        config = make(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-        )
-    config._attn_implementation = attention
-    return hf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    made = tiny_model(VOCABULARY, kind=architecture, initializer_range=0.5, attn_implementation=attention)
+    return made.to(dtype).eval()
 
 
 # ---- what isolates
@@ -129,7 +109,7 @@ def test_what_lets_documents_see_each_other_is_found(
     assert any(advice in line for line in report.advice)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", ["Qwen3", "GPT2"])
 def test_a_4d_bool_mask_isolates_in_sdpa_and_fails_silently_in_eager(architecture: str) -> None:
     batch = collated(return_document_mask=True)
     batch["attention_mask"] = batch.pop("document_mask") == 0
@@ -145,13 +125,13 @@ def test_positions_that_do_not_restart_are_seen_by_absolute_embeddings() -> None
     batch = collated(return_document_mask=True, return_seq_idx=True)
     batch["attention_mask"] = batch.pop("document_mask").double()
     batch["position_ids"] = torch.arange(24).expand(2, -1)
-    report = check_isolation(model("gpt2"), batch, use_cache=False)
+    report = check_isolation(model("GPT2"), batch, use_cache=False)
     assert not report.passed
     assert report.moved == 0.0
     assert report.alone > 1e-3
     assert any("positions do not restart" in line for line in report.advice)
     batch["attention_mask"] = batch["attention_mask"].float().clamp(min=torch.finfo(torch.float32).min)
-    relative = check_isolation(model("llama", dtype=torch.float32), batch, use_cache=False)
+    relative = check_isolation(model("Llama", dtype=torch.float32), batch, use_cache=False)
     assert relative.passed, "rotary positions are relative, to the precision of their float32 angles"
 
 
@@ -163,7 +143,7 @@ def test_the_smallest_leak_is_a_leak(leak: float) -> None:
     def leaking(batch: dict[str, Any]) -> torch.Tensor:
         ids = batch["input_ids"].double()
         earlier = (ids.cumsum(1) / torch.arange(1, ids.shape[1] + 1))[..., None]
-        return callable_of(model("llama"))(batch) + leak * earlier
+        return callable_of(model("Llama"))(batch) + leak * earlier
 
     report = check_isolation(leaking, collated())
     assert [(d.row, d.number) for d in report.leaking] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
@@ -175,7 +155,7 @@ def test_a_model_that_rounds_as_tf32_does_is_isolated_where_that_is_switched_on(
     coarse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rounded(batch: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("llama", dtype=torch.float32))(batch)
+        logits = callable_of(model("Llama", dtype=torch.float32))(batch)
         return logits + 1e-2 * torch.sin(1e3 * logits + logits.shape[1])
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high" if coarse else "highest")
@@ -200,7 +180,7 @@ def test_a_callable_from_batch_to_logits() -> None:
 
     def logits(batch: dict[str, Any]) -> torch.Tensor:
         seen.append(batch)
-        return callable_of(model("qwen3"))(batch)
+        return callable_of(model("Qwen3"))(batch)
 
     assert check_isolation(logits, batch).passed
     alone = seen[-1]
@@ -240,11 +220,8 @@ def test_a_callable_that_reads_only_the_mask_of_each_kernel() -> None:
 
 
 def test_a_model_in_training_mode_is_still_while_checked() -> None:
-    import transformers as hf
-
-    config = hf.GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    dropping = hf.GPT2LMHeadModel(config).train()
-    assert config.resid_pdrop > 0
+    dropping = tiny_model(VOCABULARY, kind="GPT2").train()
+    assert dropping.config.resid_pdrop > 0
     assert check_isolation(dropping, collated()).passed
     assert dropping.training
     with pytest.raises(ValueError, match="differ by"):
@@ -256,18 +233,18 @@ def test_the_check_cannot_pass_without_seeing_anything() -> None:
     with pytest.raises(ValueError, match="did not move its own logits"):
         check_isolation(lambda batch: blind, collated())
     with pytest.raises(ValueError, match="no row of the batch holds two documents"):
-        check_isolation(model("gpt2"), {"input_ids": torch.ones(1, 4, dtype=torch.int64)}, document_starts=[[0]])
+        check_isolation(model("GPT2"), {"input_ids": torch.ones(1, 4, dtype=torch.int64)}, document_starts=[[0]])
     with pytest.raises(ValueError, match="pass document_starts"):
-        check_isolation(model("gpt2"), collated(packed_sequences=False))
+        check_isolation(model("GPT2"), collated(packed_sequences=False))
     with pytest.raises(ValueError, match="needs input_ids"):
-        check_isolation(model("gpt2"), {})
+        check_isolation(model("GPT2"), {})
     with pytest.raises(ValueError, match="logits have shape"):
         check_isolation(lambda batch: torch.zeros(2, 3), collated())
 
 
 def test_nan_logits_do_not_pass() -> None:
     def broken(batch: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("llama"))(batch)
+        logits = callable_of(model("Llama"))(batch)
         changed = batch["input_ids"].shape[1] < 24
         return logits * float("nan") if changed else logits
 
@@ -280,7 +257,7 @@ def test_a_document_that_turns_nan_when_another_is_changed_leaks() -> None:
     ids = batch["input_ids"].clone()
 
     def broken(given: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("llama"))(given)
+        logits = callable_of(model("Llama"))(given)
         if given["input_ids"].shape == ids.shape and given["input_ids"][0, 1] != ids[0, 1]:
             logits = logits.index_fill(1, torch.tensor([ids.shape[1] - 1]), float("nan"))
         return logits
@@ -303,7 +280,7 @@ def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
         if batch["input_ids"].shape[1] == 40:
             calls += 1
             changed.update((batch["input_ids"] != ids).nonzero()[:, 1].tolist())
-        return callable_of(model("qwen3"))(batch)
+        return callable_of(model("Qwen3"))(batch)
 
     report = check_isolation(logits, DataCollatorForCausalLM(Special())(features), max_probes=3)
     assert report.passed

@@ -16,7 +16,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import RoleCode
 from chatmill.label.policy import ANSWER, Policy
 from chatmill.prove.answers import PlainAnswer, PlainIds, encoded, plain_answer
-from chatmill.prove.plain import PlainRecord, PlainTemplate, PlainText
+from chatmill.prove.plain import PlainRecord, PlainTemplate
 from chatmill.render.jinja.options import Expand, Unproved
 from chatmill.render.model_template import ModelTemplate
 
@@ -79,48 +79,23 @@ class AnswerCheck:
             return
         if count - 1 in answers:
             whole = answers[count - 1].text if answers[count - 1].is_appended else whole
-        texts = [whole]
-        if answers and self._chat.given.expand is not Expand.NONE:
+        texts, trains_in_place = [whole], self._chat.given.expand is Expand.NONE
+        if answers and not trains_in_place:
             texts.append(answers[max(answers)].text)
         if any(text.unknown for text in texts):
             self.counts["answers_not_checked"] += len(answers)
             return
-        written = [self._made(text, row, answers) for text in texts]
-        fits = next(
-            (candidate for candidate in written if candidate is not None and candidate[1].ids == list(row.ids)), None
-        )
-        if fits is None:
-            yield self._first_difference(
-                row, answers, next((candidate for candidate in reversed(written) if candidate is not None), None)
-            )
-            return
-        stable, ids = fits
-        yield from self._wrong_weights(conversation, row, {i: answers[i] for i in stable}, ids)
-
-    def _made(self, text: PlainText, row: Row, answers: Mapping[int, PlainAnswer]) -> tuple[list[int], PlainIds] | None:
-        """The answers that a text has after their prompts, and its ids; None where it must have all and does not."""
-        stable = [i for i, answer in answers.items() if text.text.startswith(answer.text.text)]
-        if len(stable) < len(answers) and self._chat.given.expand is not Expand.NONE:
-            return None
-        breaks = [place for i in answers for place in (answers[i].begins if i in stable else [row.trained[i]])]
-        return stable, encoded(self._chat, text, breaks)
-
-    def _first_difference(
-        self, row: Row, answers: Mapping[int, PlainAnswer], derived: tuple[list[int], PlainIds] | None
-    ) -> tuple[int, str]:
-        """Where a row is not what it must be."""
-        if derived is None:
-            return 0, f"messages {sorted(answers)}: not all of them have their prompts before them"
-        stable, ids = derived
-        pairs = enumerate(zip(row.ids, ids.ids, strict=False))
-        place = next((n for n, (a, b) in pairs if a != b), min(len(row.ids), len(ids.ids)))
-        for index in sorted(stable):
-            begin, end = ids.tokens_at[answers[index].begin], ids.tokens_at[len(answers[index].text.text)]
-            if place < begin:
-                return place, f"message {index}: its context is not the prompt that plain Jinja gives"
-            if place < end:
-                return place, f"message {index}: its text is not the answer that plain Jinja gives"
-        return place, "the row is not the conversation that plain Jinja gives"
+        difference = 0, f"messages {sorted(answers)}: not all of them have their prompts before them"
+        for text in texts:
+            stable = {i: answer for i, answer in answers.items() if text.text.startswith(answer.text.text)}
+            if len(stable) == len(answers) or trains_in_place:
+                breaks = [place for i in answers for place in (stable[i].begins if i in stable else [row.trained[i]])]
+                ids = encoded(self._chat, text, breaks)
+                if ids.ids == list(row.ids):
+                    yield from self._wrong_weights(conversation, row, stable, ids)
+                    return
+                difference = _first_difference(row, stable, ids)
+        yield difference
 
     def _wrong_weights(
         self, conversation: Conversation, row: Row, stable: Mapping[int, PlainAnswer], ids: PlainIds
@@ -171,3 +146,16 @@ class AnswerCheck:
                 self.counts["answers_left_untrained"] += 1
             elif not claimed[index]:
                 yield f"message {index}: its answer is trained in no row"
+
+
+def _first_difference(row: Row, answers: Mapping[int, PlainAnswer], ids: PlainIds) -> tuple[int, str]:
+    """Where a row is not what it must be."""
+    pairs = enumerate(zip(row.ids, ids.ids, strict=False))
+    place = next((n for n, (a, b) in pairs if a != b), min(len(row.ids), len(ids.ids)))
+    for index in sorted(answers):
+        begin, end = ids.tokens_at[answers[index].begin], ids.tokens_at[len(answers[index].text.text)]
+        if place < begin:
+            return place, f"message {index}: its context is not the prompt that plain Jinja gives"
+        if place < end:
+            return place, f"message {index}: its text is not the answer that plain Jinja gives"
+    return place, "the row is not the conversation that plain Jinja gives"

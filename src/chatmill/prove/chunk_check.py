@@ -287,18 +287,14 @@ def _differences(
     margin = margin_of(conversation.metadata)
     if stored.side in ("chosen", "rejected", "pair") and stored.margin != margin:
         yield "margin", 0, f"the margin is {stored.margin} and must be {margin}"
-    pictures = (
-        None
-        if stored.images is None
-        else [stored_pair._replace(data=None) for stored_pair in stored_pictures(stored.images)]
-    )
+    shown = stored.images if stored.images is None else [p._replace(data=None) for p in stored_pictures(stored.images)]
     for name, value, must in (
         ("source", stored.source, conversation.source),
         ("turns", stored.turns, expected.turns),
         ("trained", stored.trained, sum(weight > 0 for weight in expected.weights)),
         ("record_id", stored.record_id, record_key(conversation)),
         ("side", stored.side, SIDE_NAMES[conversation.side]),
-        ("images", pictures, expected.images),
+        ("images", shown, expected.images),
     ):
         if value is not None and value != must:
             yield name, 0, f"the column {name} has {value!r} and must have {must!r}"
