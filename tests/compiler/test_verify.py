@@ -20,7 +20,6 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
-from tests.compiler.builds import OPEN_GATES
 from tests.compiler.verify_sets import (
     build_into,
     edited,
@@ -273,13 +272,6 @@ def test_a_ledger_that_balances_is_still_compared_with_the_inputs(damaged: Path)
     assert verify(damaged).passed
     messages = [finding.message for finding in verify(damaged, deep=True).findings]
     assert len([message for message in messages if "its ledger says" in message]) == 3
-
-
-def test_turns_without_a_trained_end_are_counted(fast: Path, source: Path) -> None:
-    more = {"packing": {"max_length": 100, "overflow": "cut"}, "gates": OPEN_GATES}
-    report = verify(build_into(fast / "out", small_recipe(source, **more)), deep=True)
-    assert report.passed
-    assert report.counts["trained_turns_without_trained_terminator"] > 3
 
 
 def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:

@@ -122,17 +122,6 @@ def test_a_dataset_of_episodes_is_read_once_and_whole(tmp_path: Path) -> None:
             fit(tiny_model(), loader_over(tmp_path, **options), post_training=True, steps=3)
 
 
-def test_the_warmup_is_a_fraction_of_the_phase() -> None:
-    packed = stream([[11, n, 13, 12, n, 13] for n in range(20, 60)], block_size=7)
-    loader = StreamBlockLoader(packed, batch_size=1, eos_id=0)
-    result = fit(tiny_model(), loader, post_training=True, warmup_pct=0.25, learning_rate=1.0e-3, log_every=1)
-    rates = [values["lr"] for values in result.history]
-    assert len(rates) == 40
-    assert rates[:10] == pytest.approx([1e-4 * (n + 1) for n in range(10)])
-    assert max(rates) == rates[9]
-    assert TrainOptions().warmup_pct == 0.03
-
-
 def test_the_report_counts_what_is_lost() -> None:
     packed = stream([LONG, SHORT, [11, 3, 13, 12, *[7] * 20, 13]])
     report: dict[str, Any] = StreamBlockLoader(packed, batch_size=1, eos_id=0).data_report()

@@ -83,9 +83,7 @@ def _show(report: VerifyReport) -> None:
     counts = report.counts
     typer.echo(
         f"  {counts.get('episodes', 0):,} episodes, {counts.get('tokens', 0):,} tokens, "
-        f"{counts.get('trained_tokens', 0):,} trained, {counts.get('trained_turns', 0):,} trained turns, "
-        f"{counts.get('trained_turns_without_trained_terminator', 0):,} of them without a trained end, "
-        f"{counts.get('double_bos', 0):,} double BOS"
+        f"{counts.get('trained_tokens', 0):,} trained, {counts.get('double_bos', 0):,} double BOS"
     )
     outcome = f"{report.differences:,} differences" if report.differences or report.deep else "nothing wrong"
     typer.secho(

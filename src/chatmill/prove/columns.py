@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episodes import EpisodeDataset
@@ -48,8 +47,6 @@ def check_columns(split: EpisodeDataset, book: VerifyReport, *, vocab_size: int,
                 book.found(finding)
         if documents.weights is not None:
             book.counts["trained_tokens"] += int(np.count_nonzero(documents.trained))
-            if documents.kinds is not None:
-                _count_turns(starts, documents.kinds, documents.trained, book)
 
 
 def _first(
@@ -65,20 +62,3 @@ def _first(
             token=at - int(documents.offsets[row]),
             message=f"{documents.ids[at]}: {sentence}",
         )
-
-
-def _count_turns(starts: NDArray[np.int64], kinds: NDArray[np.uint8], trained: Bools, book: VerifyReport) -> None:
-    """Count trained stretches of assistant tokens, and those whose end is not trained."""
-    is_assistant = roles_of(kinds) == RoleCode.ASSISTANT
-    opens = is_assistant.copy()
-    opens[1:] &= ~is_assistant[:-1]
-    opens[starts] = is_assistant[starts]
-    at = np.flatnonzero(is_assistant)
-    if not len(at):
-        return
-    first = np.flatnonzero(opens[at])
-    ends = trained[at] & (parts_of(kinds[at]) == Part.TERMINATOR)
-    any_trained = np.logical_or.reduceat(trained[at], first)
-    is_unended = any_trained & ~np.logical_or.reduceat(ends, first)
-    book.counts["trained_turns"] += int(any_trained.sum())
-    book.counts["trained_turns_without_trained_terminator"] += int(is_unended.sum())
