@@ -2,7 +2,7 @@
 
     python -m benchmarks.loader [--quick] [--json]
 
-Batch 32, block 2048, masks, without prefetch. Lengths are lognormal (median 1,100 tokens). All sides return torch
+Batch 32, block 2048, masks. Lengths are lognormal (median 1,100 tokens). All sides return torch
 tensors in the same order, and every batch of one pass is compared before anything is timed. The DataLoader reads
 `input_ids` and `mask` of a `datasets.Dataset` in Arrow files, in this process and with 2 worker processes. The share of
 memcpy bandwidth counts the bytes that a batch must move: tokens and mask read once, x, y and mask written once. Opening
@@ -129,23 +129,12 @@ class HuggingFace:
 def same_batches(directory: Path, peers: dict[str, Any], steps: int) -> str:
     """The same batches on all sides, each from the beginning of its first epoch."""
     for name, peer in peers.items():
-        ours = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=False)
+        ours = GPTEpisodeDataLoader(CONFIG, None, directory)
         for step in range(steps):
             for part, a, b in zip(("x", "y", "mask"), ours.get_batch(), peer.get_batch(), strict=True):
                 if not (torch.equal(a, b) and a.dtype == b.dtype and a.is_contiguous()):
                     raise WorkDiffersError(f"{name}: {part} of batch {step} differs")
     return f"{steps} batches equal: x, y and mask"
-
-
-def waiting(loader: GPTEpisodeDataLoader, steps: int) -> float:
-    """Mean seconds in get_batch when 2 ms pass between batches, as while a device computes."""
-    total = 0.0
-    for _ in range(steps):
-        time.sleep(0.002)
-        start = time.perf_counter()
-        loader.get_batch()
-        total += time.perf_counter() - start
-    return total / steps
 
 
 def memcpy_rate(megabytes: int = 256) -> float:
@@ -170,7 +159,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 before, start = resident(), time.perf_counter()
-made = GPTEpisodeDataLoader(json.loads(sys.argv[1]), None, sys.argv[2], prefetch=False)
+made = GPTEpisodeDataLoader(json.loads(sys.argv[1]), None, sys.argv[2])
 opened, after = time.perf_counter() - start, resident()
 start = time.perf_counter()
 made.get_batch()
@@ -226,9 +215,8 @@ def measure(*, quick: bool) -> Report:
 
 
 def against_peers(report: Report, directory: Path, *, steps: int, rounds: int) -> None:
-    """All loaders, taking turns; then memcpy, and waiting while a device computes."""
-    ours = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=False)
-    ahead = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=True)
+    """All loaders, taking turns; then memcpy."""
+    ours = GPTEpisodeDataLoader(CONFIG, None, directory)
     peers: dict[str, Any] = {"per-episode loop": PlainLoop(directory)}
     if missing("datasets"):
         report.notes.append("datasets is not installed: not compared")
@@ -255,11 +243,7 @@ def against_peers(report: Report, directory: Path, *, steps: int, rounds: int) -
         ours=f"{rate / 2e9:.1f} GB/s", peer=f"{bandwidth / 1e9:.1f} GB/s",
         detail=f"a batch moves {moved / 1e6:.2f} MB: what is read and written, halved, as memcpy counts a byte once",
     )  # fmt: skip
-    waits = {"without prefetch": waiting(ours, steps), "with prefetch": waiting(ahead, steps)}
-    report.notes.append(
-        "waiting when 2 ms pass between batches: " + ", ".join(f"{n} {s * 1e6:.0f} us" for n, s in waits.items())
-    )
-    report.figures |= {"waiting_seconds": waits, "memcpy_bytes_per_second": bandwidth, "bytes_per_batch": moved}
+    report.figures |= {"memcpy_bytes_per_second": bandwidth, "bytes_per_batch": moved}
 
 
 if __name__ == "__main__":

@@ -385,7 +385,6 @@ def test_the_temporary_folder_goes_with_the_last_object(monkeypatch: pytest.Monk
     (folder,) = tmp_path.glob(f"{PREFIX}*")
     del data
     assert folder.is_dir()
-    loader.close()
     del loader
     gc.collect()
     assert not folder.exists()

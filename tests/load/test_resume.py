@@ -1,4 +1,4 @@
-"""Going on: at every position, with another world size, on the wrong dataset, with prefetched batches."""
+"""Going on: at every position, with another world size, on the wrong dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_resume_at_every_step_gives_the_same_remaining_batches(tmp_path: Path, k
         states.append(json.loads(json.dumps(whole.state_dict())))
         batches.append((whole.get_batch(), whole.get_batch("val") if step % 3 == 0 else None))
     for start, state in enumerate(states):
-        resumed = make(tmp_path, kind, prefetch=start % 2 == 0)
+        resumed = make(tmp_path, kind)
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
         for train, val in batches[start:]:
@@ -56,11 +56,11 @@ def test_another_world_size_sees_exactly_what_was_left(tmp_path: Path, worlds: t
     steps = make(tmp_path, kind, world_size=before, rank=0).steps_per_epoch()  # type: ignore[attr-defined]
     assert steps > 2
     for stop in range(steps):
-        old = [make(tmp_path, kind, rank=r, world_size=before, prefetch=False) for r in range(before)]
+        old = [make(tmp_path, kind, rank=r, world_size=before) for r in range(before)]
         seen = [_starts(one.get_batch()) for _ in range(stop) for one in old]
         state = old[0].state_dict()
         assert all(one.state_dict() == state for one in old)
-        new = [make(tmp_path, kind, rank=r, world_size=after, prefetch=False) for r in range(after)]
+        new = [make(tmp_path, kind, rank=r, world_size=after) for r in range(after)]
         for one in new:
             one.load_state_dict(state)
         while new[0].epoch() == 0:  # type: ignore[attr-defined]
@@ -105,20 +105,13 @@ def test_drop_last_with_another_world_size_drops_only_the_tail(tmp_path: Path) -
     assert new[0].epoch() == 1  # type: ignore[attr-defined]
 
 
-def test_going_back_throws_the_prefetched_batch_away(tmp_path: Path) -> None:
+def test_going_back(tmp_path: Path) -> None:
     write_set(tmp_path, items(12))
     made = make(tmp_path, "epoch")
     state = made.state_dict()
     first = [made.get_batch() for _ in range(3)]
     made.load_state_dict(state)
     assert all(same(made.get_batch(), one) for one in first)
-    pool = made._pool
-    assert pool is not None
-    made.close()
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        pool.submit(print)
-    made.close()
-    assert len(made.get_batch()) == 3
 
 
 def test_another_dataset_is_refused_with_both_fingerprints(tmp_path: Path) -> None:

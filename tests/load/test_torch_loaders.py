@@ -68,7 +68,7 @@ def test_a_dataloader_hands_out_the_same_batches(directory: Path, kind: str, wor
 
 
 def test_workers_after_the_loader_was_used(directory: Path) -> None:
-    """A fork with a live prefetch thread: the workers go on from the delivered place, without it."""
+    """The workers go on from the delivered place."""
     alone, used = make(directory, "episodes"), make(directory, "episodes")
     for _ in range(3):
         alone.get_batch()
@@ -81,7 +81,7 @@ def test_workers_never_touch_cuda(directory: Path) -> None:
     """A loader for a GPU pins its batches; a forked worker cannot, and gives them in ordinary memory."""
     alone = make(directory, "episodes")
     config = {**BASE, "epoch_drop_last": False}
-    made = GPTEpisodeDataLoader(config, None, directory, device="cuda", pin_memory=True, prefetch=False)
+    made = GPTEpisodeDataLoader(config, None, directory, device="cuda", pin_memory=True)
     wrapped = DataLoader(made, batch_size=None, num_workers=1)  # type: ignore[arg-type]
     assert all(same(got, alone.get_batch()) for got in first_batches(wrapped, 4))
 

@@ -21,10 +21,9 @@ from chatmill.errors import FormatError
 from chatmill.export.export import export_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_view import view_item
-from chatmill.render.official_harmony import encoding, render_training
+from chatmill.render.official_harmony import encoding
 from chatmill.store.kd import synth_kd_blend
 from chatmill.systems.synth_kd import KDSplit, synth_kd_split
-from chatmill.train.losses import span_normalized_loss
 from tests.conftest import DATA
 from tests.distill.inputs import real_rows
 from tests.megatron.kd_sets import EOD, Tokenizer
@@ -112,33 +111,6 @@ def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]
     assert not by_query
 
 
-def test_a_blend_is_trained_on(root: Path, tmp_path: Path) -> None:
-    """A batch of the blend through the loss: both spans are there, and only trained positions get a gradient."""
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
-
-    from chatmill.megatron import SynthKDDataset
-
-    config = GPTDatasetConfig(
-        random_seed=1, sequence_length=LENGTH, blend_per_split=[tuple(synth_kd_blend(root)), None, None],
-        path_to_cache=None, tokenizer=Tokenizer(), reset_position_ids=True, reset_attention_mask=True,
-        eod_mask_loss=True, create_attention_mask=True, mid_level_dataset_surplus=0.5,
-    )  # fmt: skip
-    train, _, _ = BlendedMegatronDatasetBuilder(SynthKDDataset, [64, 0, 0], lambda: True, config).build()
-    batch = torch.utils.data.default_collate([train[i] for i in range(16)])
-    losses = torch.rand(16, LENGTH, requires_grad=True)
-    result = span_normalized_loss(losses, batch["span_id"], batch["loss_mask"])
-    result.loss.backward()
-    assert losses.grad is not None
-    assert torch.equal(losses.grad > 0, batch["loss_mask"] > 0)
-    values = result.values()
-    assert values["tokens_r"] + values["tokens_f"] == int(batch["loss_mask"].sum()) > 500
-    assert batch["attention_mask"].shape == (16, 1, LENGTH, LENGTH)
-    # Positions start again after every EOD, so the base class' options still work next to the sidecars.
-    after = (batch["tokens"][:, :-1] == EOD) & (batch["position_ids"][:, 1:] != 0)
-    assert not after.any()
-
-
 def test_an_export_of_the_same_conversations_has_the_same_bytes(root: Path, tmp_path: Path) -> None:
     """`build` with template harmony and policy synth_kd, exported with EOD, is what `synth-kd` makes."""
     source = root.parent / "harmony"
@@ -156,22 +128,6 @@ def test_an_export_of_the_same_conversations_has_the_same_bytes(root: Path, tmp_
     for column in ("tokens", "lossmask", "span"):
         joined = b"".join(Path(f"{prefix.removesuffix('tokens')}{column}.bin").read_bytes() for prefix in shards)
         assert (tmp_path / "out" / "train" / f"shard_00_{column}.bin").read_bytes() == joined
-
-
-def test_the_render_is_the_official_one(root: Path) -> None:
-    messages = [
-        json.loads(row["messages_json"])["messages"]
-        for path in sorted((root.parent / "harmony").glob("*.parquet"))
-        for row in pq.read_table(path).to_pylist()
-    ]
-    wanted = {(*render_training(conversation), EOD) for conversation in messages}
-    found = {
-        tuple(split.item(number).ids.tolist())
-        for split in open_for_looking(root).splits.values()
-        for number in range(len(split))
-    }
-    assert found == wanted
-    assert len(found) == 60
 
 
 def test_files_that_are_not_those_of_the_manifest_are_refused(root: Path, tmp_path: Path) -> None:

@@ -101,10 +101,6 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether batches are to say what is trained; a policy asks for that by itself."""
         return self.use_loss_mask or self.policy is not None
 
-    def sampling_in(self, mode: DatasetMode) -> SamplingMode:
-        """The sampling mode of a loader of `mode`: what was asked for, else that loader's default."""
-        return DEFAULT_SAMPLING[mode] if "batch_sampling_mode" in self.left_out else self.batch_sampling_mode
-
     def replace(self, **options: Any) -> TrainingConfig:
         """Copy with other options; options that nobody set still follow the dataset mode and the split."""
         options_set = {name: getattr(self, name) for name in (*KINDS, "extra") if name not in self.left_out}

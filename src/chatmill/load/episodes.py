@@ -52,7 +52,6 @@ class GPTEpisodeDataLoader(BatchLoader):
         teacher: bool = False,
         logprobs: bool = False,
         strict: bool = False,
-        prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -71,7 +70,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `epoch_shuffle`, `epoch_drop_last`: if nothing sets them, val is given in order and whole, the same in
           every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
-        - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
+        - `pin_memory`: by default when the device is a GPU.
         """
         options = {
             "use_loss_mask": use_loss_mask,
@@ -88,9 +87,8 @@ class GPTEpisodeDataLoader(BatchLoader):
             "logprobs": logprobs or None,
         }
         overrides = {name: value for name, value in options.items() if value is not None}
-        chosen = as_training_config(config).replace(**overrides)
-        sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
-        chosen = chosen.replace(batch_sampling_mode=sampling, pad_token_id=_pad_id(chosen, tokenizer))
+        chosen = as_training_config(config).replace(dataset_mode=DatasetMode.SFT_EPISODE, **overrides)
+        chosen = chosen.replace(pad_token_id=_pad_id(chosen, tokenizer))
         if chosen.policy is not None and use_loss_mask is False:
             raise ConfigError(
                 f"policy {chosen.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
@@ -111,7 +109,6 @@ class GPTEpisodeDataLoader(BatchLoader):
             world_size=world_size,
             device=device,
             pin_memory=pin_memory,
-            prefetch=prefetch,
         )
 
     def dataset(self, split: str = "train") -> EpisodeDataset:

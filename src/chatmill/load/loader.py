@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,18 +37,12 @@ class RowStep:
 
 
 class BatchLoader:
-    """`get_batch`, `state_dict`, `load_state_dict` over the rows of the splits; also an iterable dataset of torch.
-
-    The state describes what was delivered, never what was prepared ahead.
-    """
+    """`get_batch`, `state_dict`, `load_state_dict` over the rows of the splits; also an iterable dataset of torch."""
 
     kind: str
     """The name of this kind of loader in a state."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
-    _pool: ThreadPoolExecutor | None
-    _ahead: dict[str, tuple[EpochPlace, Future[tuple[RowStep, tuple[torch.Tensor, ...]]]]]
-    """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
 
     def __init__(
         self,
@@ -63,7 +54,6 @@ class BatchLoader:
         world_size: int | None = None,
         device: Any = None,
         pin_memory: bool | None = None,
-        prefetch: bool = True,
     ) -> None:
         """`dataset` names the data in errors. Memory is pinned for a GPU, unless `pin_memory` says otherwise."""
         need("torch", "batches of tensors")
@@ -92,24 +82,17 @@ class BatchLoader:
         self._places = {split: EpochPlace() for split in rows}
         self._last: dict[str, RowStep] = {}
         """The step that was delivered last, by split."""
-        self._prefetch = prefetch
         self._worker: tuple[int, int] | None = None
-        self._begin_process()
+        self._buffers: dict[str, RowBuffer] = {}
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
         self.rows(split)
-        place = self._places[split]
-        self._check_process()
-        ahead = self._ahead.pop(split, None)
-        step, tensors = self._prepare(split, place) if ahead is None or ahead[0] != place else ahead[1].result()
+        step = self._step_at(split, self._places[split])
+        tensors = self.batch_of(step, split)
         self._places[split], self._last[split] = step.after, step
         if step.begins:
             self._announce(split, step.epoch)
-        if self._prefetch and self._worker is None:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="chatmill-prefetch")
-            self._ahead[split] = (step.after, self._pool.submit(self._prepare, split, step.after))
         return self._to_device(tensors)
 
     def _to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -119,25 +102,8 @@ class BatchLoader:
             return tensors.to(self.device, non_blocking=True)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
 
-    def _begin_process(self) -> None:
-        """Locks, threads and buffers belong to a process: a copy in another one begins with its own."""
-        self._process = os.getpid()
-        self._locks = {split: threading.RLock() for split in self._rows}
-        self._buffers: dict[str, RowBuffer] = {}
-        self._pool, self._ahead = None, {}
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            self._begin_process()
-
     def _announce(self, split: str, epoch: int) -> None:
         """Log that an epoch of a split begins."""
-
-    def _prepare(self, split: str, place: EpochPlace) -> tuple[RowStep, tuple[torch.Tensor, ...]]:
-        self._check_process()
-        with self._locks[split]:
-            step = self._step_at(split, place)
-            return step, self.batch_of(step, split)
 
     def _step_at(self, split: str, place: EpochPlace) -> RowStep:
         """The global step at a place, as this rank sees it."""
@@ -156,20 +122,18 @@ class BatchLoader:
 
         Log-probabilities and what a teacher says follow the mask, or are in the packed batch.
         """
-        self._check_process()
-        with self._locks[split]:  # a buffer holds one batch at a time
-            if split not in self._buffers:
-                self._buffers[split] = self._new_buffer(split)
-            buffer, rows = self._buffers[split], self._rows[split]
-            buffer.clear()
-            laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
-            tensors = buffer.tensors(len(step.rows))
-            if not self.config.pack:
-                return (*tensors, *laid.extra.values())
-            if rows.ignores_untrained:
-                tensors[1][tensors[2] == 0] = IGNORE_INDEX
-            starts, tokens = buffer.document_starts(laid, rows.most_documents)
-            return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens), laid.extra)
+        if split not in self._buffers:
+            self._buffers[split] = self._new_buffer(split)
+        buffer, rows = self._buffers[split], self._rows[split]
+        buffer.clear()
+        laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
+        tensors = buffer.tensors(len(step.rows))
+        if not self.config.pack:
+            return (*tensors, *laid.extra.values())
+        if rows.ignores_untrained:
+            tensors[1][tensors[2] == 0] = IGNORE_INDEX
+        starts, tokens = buffer.document_starts(laid, rows.most_documents)
+        return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens), laid.extra)
 
     def _new_buffer(self, split: str) -> RowBuffer:
         rows = self._rows[split]
@@ -336,8 +300,8 @@ class BatchLoader:
             raise ConfigError(f"batch_sampling_mode of {split} is random, which has no end: give epoch")
         place = EpochPlace()
         for _ in range(self.steps_per_epoch(split)):
-            step, tensors = self._prepare(split, place)
-            yield self._to_device(tensors)
+            step = self._step_at(split, place)
+            yield self._to_device(self.batch_of(step, split))
             place = step.after
 
     def step_number(self, number: int, split: str = "train") -> RowStep:
@@ -360,19 +324,9 @@ class BatchLoader:
         """Always true, whatever the length."""
         return True
 
-    def close(self) -> None:
-        """End the prefetch thread; the loader can still be used."""
-        if self._pool is not None and self._process == os.getpid():
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._begin_process()
-
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_locks", "_pool", "_ahead", "_buffers")
-        return {name: value for name, value in self.__dict__.items() if name not in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin_process()
+        """Another process makes its own buffers."""
+        return {**self.__dict__, "_buffers": {}}
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

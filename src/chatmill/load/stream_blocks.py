@@ -114,7 +114,7 @@ class StreamBlockLoader(BatchLoader):
         )
         rows = StreamBlocks(packed, self.kept, eos_id, isolate=isolate)
         where: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
-        super().__init__({SPLIT: rows}, config, dataset=rows.name, prefetch=False, **where)
+        super().__init__({SPLIT: rows}, config, dataset=rows.name, **where)
 
     def data_report(self) -> dict[str, Any]:
         """What packing left out: the counts of its report, and the assistant's tokens that block edges lost."""

@@ -77,7 +77,6 @@ class GPTDataLoader(BatchLoader):
         use_loss_mask: bool = False,
         *,
         device: Any = None,
-        prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -87,7 +86,7 @@ class GPTDataLoader(BatchLoader):
         The draws have the config's `epoch_seed`; its other epoch options are for episodes. Masks are given where
         `use_loss_mask` or the config asks for them; missing masks are an error.
         """
-        config = as_training_config(config)
+        config = as_training_config(config).replace(dataset_mode=DatasetMode.TOKEN_STREAM)
         self.tokenizer = tokenizer
         use_loss_mask = use_loss_mask or config.use_loss_mask
         if config.policy is not None:
@@ -95,7 +94,7 @@ class GPTDataLoader(BatchLoader):
                 f"policy {config.policy!r} chooses what is trained in episodes; windows of a token_stream have stored "
                 "masks alone: use use_loss_mask, or dataset_mode sft_episode"
             )
-        if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
+        if config.batch_sampling_mode is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
         self.directory = directory_of(dataset_dir, config)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
@@ -126,7 +125,6 @@ class GPTDataLoader(BatchLoader):
             world_size=world_size,
             device=device,
             pin_memory=pin_memory,
-            prefetch=prefetch,
         )
 
 
@@ -136,7 +134,7 @@ def make_loader(
     """A `GPTEpisodeDataLoader` for `dataset_mode` sft_episode, else a `GPTDataLoader`.
 
     `config` is a `TrainingConfig`, the path of an XML or YAML file, a mapping, or an object with the attributes;
-    `options` are keyword arguments of the loader, such as `device`, `rank` or `prefetch`.
+    `options` are keyword arguments of the loader, such as `device` or `rank`.
     """
     settings = as_training_config(config)
     if settings.dataset_mode is DatasetMode.TOKEN_STREAM:
