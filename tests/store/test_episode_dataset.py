@@ -174,12 +174,12 @@ FAULTS: dict[str, tuple[int | None, Callable[[Path], object], list[str]]] = {
     "no last shard": (
         9,
         lambda f: shutil.rmtree(f / "shard_00006"),
-        ["names 7 shards, 6 are there; missing: shard_00006"],
+        ["names 7 shards, 6 are there; different: shard_00006"],
     ),
     "a shard more": (
         9,
         lambda f: shutil.copytree(f / "shard_00006", f / "shard_00007"),
-        ["names 7 shards, 8 are there; not named: shard_00007"],
+        ["names 7 shards, 8 are there; different: shard_00007"],
     ),
 }
 

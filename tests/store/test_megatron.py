@@ -108,11 +108,11 @@ def broken(path: Path, at: int, content: bytes) -> None:
     ("damage", "message"),
     [
         (lambda p: broken(idx_path(p), 0, b"X"), "no index of Megatron Core"),
-        (lambda p: broken(idx_path(p), 9, b"\x02"), "version 2; this package reads version 1"),
+        (lambda p: broken(idx_path(p), 9, b"\x02"), "version 2, dtype code 4"),
         (lambda p: broken(idx_path(p), 17, b"\x0b"), "dtype code 11"),
         (lambda p: broken(idx_path(p), 17, b"\x05"), "begins at byte"),
         (lambda p: broken(idx_path(p), 18, b"\x04"), "4 sequences and 3 documents need"),
-        (lambda p: broken(idx_path(p), 26, b"\x00"), "no document indices"),
+        (lambda p: broken(idx_path(p), 26, b"\x00"), " 0 document indices"),
         (lambda p: broken(idx_path(p), 34, b"\xff\xff\xff\xff"), "sequence 0 has the length -1"),
         (lambda p: broken(idx_path(p), 34, b"\x03"), "sequence 1 begins at byte 8, but the lengths before it make 12"),
         (lambda p: broken(idx_path(p), 34 + 12 * 3 + 8, b"\x09"), "document 1 ends before it begins"),

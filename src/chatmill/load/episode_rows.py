@@ -52,7 +52,8 @@ class EpisodeRows(Rows):
             )
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
-        self.dataset, self.min_tokens = dataset, min_tokens
+        self.data = self.dataset = dataset
+        self.min_tokens = min_tokens
         self.has_trees = dataset.has_trees
         self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         whole = all(shard.mask_dtype == np.uint8 for shard in dataset.shards)
@@ -132,11 +133,6 @@ class EpisodeRows(Rows):
         if self.has_masks:
             return shard.mask, starts
         return np.ones(int(lengths.max(initial=0)), dtype=np.uint8), [0] * len(starts)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the dataset's files."""
-        return self.dataset.fingerprint
 
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: the episodes, or the packed rows."""

@@ -187,7 +187,7 @@ class BatchLoader:
             "worker": list(self._worker) if self._worker else None,
             "splits": {
                 split: {
-                    "fingerprint": rows.fingerprint,
+                    "fingerprint": rows.data.fingerprint,
                     "order": self._order(split),
                     "place": asdict(self._places[split]),
                 }
@@ -205,7 +205,7 @@ class BatchLoader:
             )
         places = dict(self._places)
         for split, saved in state["splits"].items():
-            fingerprint = self.rows(split).fingerprint
+            fingerprint = self.rows(split).data.fingerprint
             if saved["fingerprint"] != fingerprint:
                 raise ConfigError(
                     f"{self._dataset}: the state belongs to another dataset: its {split} split has the fingerprint "

@@ -50,31 +50,14 @@ def needs_of(model: Any) -> Needs | None:
 
 def refuse_trees_for(model: Any) -> None:
     """Refuse a model that cannot read rows of trees; `model` as for `needs_of`."""
-    config = getattr(model, "config", model)
-    if isinstance(model, Needs):
-        name, keys = "this model", model.keys
-    else:
-        name = config if isinstance(config, str) else getattr(text_config(model), "model_type", type(model).__name__)
-        if not isinstance(config, str) and is_hybrid(model):
-            raise ConfigError(
-                f"{name} has layers that carry a state from token to token, and a state cannot go back to where a "
-                "branch of a tree begins: build with --expand turns, or export with --trees expand"
-            )
-        needs = needs_of(model)
-        assert needs is not None, "masks keep documents apart in models without recurrent layers"
-        keys = needs.keys
-    if keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
-        return
-    if Key.CU_SEQ_LENS in keys:
-        why = "FlashAttention reads lengths of documents, and branches are no documents"
-    elif not keys:
-        why = f"{name} has layers that see a window of the tokens before, which no mask of a batch says"
-    else:
-        why = f"{name} reads {', '.join(sorted(keys))}"
-    raise ConfigError(
-        f"rows of trees need a mask that says what each token sees: {why}. Load the model with "
-        "attn_implementation='flex_attention' (or 'sdpa'), or build with --expand turns"
-    )
+    needs = None if is_hybrid(model) else needs_of(model)
+    if needs is None or needs.keys not in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
+        raise ConfigError(
+            "rows of trees need a mask that says what each token sees, and this model takes none from a batch: "
+            "FlashAttention reads lengths of documents, layers with a window or with a state from token to token have "
+            "rules of their own. Load it with attn_implementation='flex_attention' (or 'sdpa') if that is all, else "
+            "build with --expand turns, or export with --trees expand"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 class Rows(ABC):
     """The rows of one split."""
 
+    data: Any
+    """What is read; its `fingerprint` tells it from others."""
     weight_dtype: np.dtype[Any] = np.dtype(np.uint8)
     """The type in which weights are laid."""
     order_facts: Mapping[str, Any] = {}
@@ -35,11 +37,6 @@ class Rows(ABC):
         """`name` is what errors call the rows; `width` is block_size + 1."""
         self.name, self.width, self.seed, self.shuffle = name, width, seed, shuffle
         self._orders: Recent[Ints] = Recent(self._order)
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Of the data that is read."""
 
     @abstractmethod
     def rows_of(self, epoch: int) -> int:

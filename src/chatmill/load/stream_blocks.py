@@ -42,12 +42,7 @@ class StreamBlocks(Rows):
         for column in (self._ids, self._starts, self._weights):
             for row in column:
                 digest.update(np.ascontiguousarray(row).data)
-        self._fingerprint = digest.hexdigest()
-
-    @property
-    def fingerprint(self) -> str:
-        """Of ids, starts and weights."""
-        return self._fingerprint
+        self.data, self.fingerprint = self, digest.hexdigest()
 
     def rows_of(self, epoch: int) -> int:
         """All of them."""

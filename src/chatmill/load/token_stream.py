@@ -26,7 +26,7 @@ class WindowRows(Rows):
     def __init__(self, files: TokenFiles, *, width: int) -> None:
         """Count the windows of each shard; a split without any is an error."""
         super().__init__(str(files.folder), width=width)
-        self._files, self.has_masks = files, files.mask_dtype is not None
+        self.data, self.has_masks = files, files.mask_dtype is not None
         self.weight_dtype = np.dtype(files.mask_dtype or np.uint8)
         self._offsets = offsets_of(np.maximum(files.tokens - width + 1, 0))
         self.order_facts = {"windows": self.rows_of(0)}
@@ -35,11 +35,6 @@ class WindowRows(Rows):
                 f"{files.folder}: no window of block_size + 1 = {width} tokens fits: the largest of its "
                 f"{len(files.shards)} shards has {int(files.tokens.max(initial=0)):,} tokens"
             )
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the token files."""
-        return self._files.fingerprint
 
     def rows_of(self, epoch: int) -> int:
         """Windows in all shards."""
@@ -52,7 +47,7 @@ class WindowRows(Rows):
         places = slots * self.width
         for number in dict.fromkeys(numbers.tolist()):
             mine = numbers == number
-            shard = self._files.shards[number]
+            shard = self.data.shards[number]
             count = int(np.count_nonzero(mine))
             span = starts[mine].tolist(), [self.width] * count, places[mine].tolist()
             buffer.lay_ids(shard.token_ids, *span)

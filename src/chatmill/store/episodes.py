@@ -282,14 +282,10 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
 
 def _match_manifest(manifest: EpisodeManifest | None, folders: list[Path], split: Path) -> None:
     """The shards on disk must be the ones the manifest names."""
-    if manifest is None:
-        return
     present = [] if folders == [split] else [folder.name for folder in folders]
-    named = [shard.name for shard in manifest.shards if shard.name]
+    named = present if manifest is None else [shard.name for shard in manifest.shards if shard.name]
     if present != named:
-        gone, more = sorted(set(named) - set(present)), sorted(set(present) - set(named))
+        different = ", ".join(sorted(set(named) ^ set(present))[:5])
         raise FormatError(
-            f"{split}: the manifest names {len(named)} shards, {len(present)} are there"
-            + (f"; missing: {', '.join(gone[:5])}" if gone else "")
-            + (f"; not named: {', '.join(more[:5])}" if more else "")
+            f"{split}: the manifest names {len(named)} shards, {len(present)} are there; different: {different}"
         )

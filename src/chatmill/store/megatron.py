@@ -192,14 +192,11 @@ def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:
         raise FormatError(f"{index}: {size} bytes; an index has at least {HEADER.size}")
     with index.open("rb") as file:
         magic, version, code, sequences, documents = HEADER.unpack(file.read(HEADER.size))
-    if magic != MAGIC:
-        raise FormatError(f"{index}: begins with {magic!r} instead of {MAGIC!r}: no index of Megatron Core")
-    if version != VERSION:
-        raise FormatError(f"{index}: version {version}; this package reads version {VERSION}")
-    if code not in _DTYPES:
-        raise FormatError(f"{index}: dtype code {code}; Megatron Core has {min(_DTYPES)} to {max(_DTYPES)}")
-    if documents < 1:
-        raise FormatError(f"{index}: has no document indices, not even the first one")
+    if (magic, version) != (MAGIC, VERSION) or code not in _DTYPES or documents < 1:
+        raise FormatError(
+            f"{index}: no index of Megatron Core with version {VERSION}: begins with {magic!r}, version {version}, "
+            f"dtype code {code}, {documents} document indices"
+        )
     return _DTYPES[code], sequences, documents
 
 
