@@ -45,30 +45,23 @@ def find_needs(model: Any, config: Any) -> Needs | None:
         return _FOUND[key]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        copy = with_reference_kernels(kind)._from_config(text, experts_implementation="eager")
-        tiny = _with_a_long_memory(copy.eval())
+        tiny = with_reference_kernels(kind)._from_config(text, experts_implementation="eager").eval()
+        for name, parameter in tiny.named_parameters():
+            if name.endswith("A_log"):
+                parameter.data.fill_(DECAY)
         ids = torch.randint(3, text.vocab_size, (1, TOKENS))
         other = torch.randint(3, text.vocab_size, (1, STARTS[1]))
-    _FOUND[key] = None
-    for keys in sorted(WAYS, key=len):
-        needs = Needs.of_recurrent(keys)
+    found = None
+    for needs in map(Needs.of_recurrent, sorted(WAYS, key=len)):
         try:
             if _isolates(tiny, ids, other, needs):
-                _FOUND[key] = needs
+                found = needs
                 break
         except (TypeError, ValueError, RuntimeError):
-            if not keys:  # the call that all others add to
-                del _FOUND[key]
+            if not needs.keys:  # the call that all others add to
                 raise
-    return _FOUND[key]
-
-
-def _with_a_long_memory(tiny: Any) -> Any:
-    """A model whose states do not fade between two documents."""
-    for name, parameter in tiny.named_parameters():
-        if name.endswith("A_log"):
-            parameter.data.fill_(DECAY)
-    return tiny
+    _FOUND[key] = found
+    return found
 
 
 def _isolates(tiny: Any, ids: torch.Tensor, other: torch.Tensor, needs: Needs) -> bool:
