@@ -280,7 +280,7 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
     with pytest.raises(FormatError, match="no dataset that a build has finished"):
         verify(fast)
     (fast / "manifest.json").write_text("{}")
-    with pytest.raises(FormatError, match="not the manifest"):
+    with pytest.raises(FormatError, match="'format' is missing"):
         verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())
     (fast / "manifest.json").write_text(json.dumps({**manifest, "files": {"x": {}}}))

@@ -227,7 +227,7 @@ def test_ids_that_are_inside_others(tmp_path: Path) -> None:
         (lambda place: place / "nothing", ConfigError, "does not exist"),
         (lambda place: place, FormatError, "holds no split"),
         (lambda place: written(place / "a.txt", b"hello"), FormatError, "is not a dataset"),
-        (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "is not the manifest"),
+        (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "'format' is missing"),
         (lambda place: written(place / "a.parquet", b"PAR1 no"), DataError, "cannot be read"),
     ],
 )

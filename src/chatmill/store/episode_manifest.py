@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from chatmill.core.checksums import FileRecord
@@ -18,7 +18,6 @@ from chatmill.errors import FormatError
 from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.structs import Count, NameOrEmpty, PlainName, Xxh128, typed
 
-FORMAT = "chatmill-episodes"
 VERSION = 4
 
 
@@ -110,8 +109,8 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer put into a split; the fields are the keys of the file, in their order."""
 
-    format: str = FORMAT
-    version: int = VERSION
+    format: Literal["chatmill-episodes"] = "chatmill-episodes"
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
     split: str
     episodes: Count = 0
     tokens: Count = 0
@@ -143,13 +142,7 @@ def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     path = folder / SPLIT_MANIFEST
     if not path.exists():
         return None
-    value = read_object(path)
-    if value.get("format") != FORMAT or value.get("version") != VERSION:
-        raise FormatError(
-            f"{path}: format {value.get('format')!r} version {value.get('version')!r}; "
-            f"this package reads {FORMAT!r} version {VERSION}"
-        )
-    manifest: EpisodeManifest = typed(EpisodeManifest, value, str(path), error=FormatError)
+    manifest: EpisodeManifest = typed(EpisodeManifest, read_object(path), str(path), error=FormatError)
     return manifest
 
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from chatmill.core.canonical import canonical_json
 from chatmill.core.json_files import read_object
@@ -44,12 +44,16 @@ class _FileOfOthers(Struct):
 class _Dataset(Struct):
     """What a reader of a receipt relies on where its seal is wrong: the names that become paths, and its files."""
 
+    format: Literal["chatmill-dataset"]
+    format_version: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
     splits: dict[SplitName, dict[str, Any]]
     files: dict[InnerPath, _File]
     contents_sha256: Sha256
 
 
 class _Export(Struct):
+    format: Literal["chatmill-export"]
+    format_version: Annotated[int, Meta(ge=EXPORT_VERSION, le=EXPORT_VERSION)]
     splits: dict[SplitName, dict[str, Any]]
     files: dict[InnerPath, _FileOfOthers]
     contents_sha256: Sha256
@@ -78,6 +82,7 @@ class _KDFailed(Struct):
 
 
 class _KD(Struct):
+    schema_version: Literal["synth_kd_v1"]
     splits: _KDSplits
     failed: _KDFailed
     contents_sha256: Sha256
@@ -113,19 +118,17 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
 
     One that was changed after it was written is refused; with `check_seal` False that is left to the caller.
     """
-    return _receipt(directory / MANIFEST, _Dataset, (FORMAT, FORMAT_VERSION, "the manifest of a"), check_seal)
+    return _receipt(directory / MANIFEST, _Dataset, check_seal)
 
 
 def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
     """The export.json of a folder; None if there is none. Checked as a manifest is."""
-    return _receipt(
-        directory / EXPORT_MANIFEST, _Export, (EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a"), check_seal
-    )
+    return _receipt(directory / EXPORT_MANIFEST, _Export, check_seal)
 
 
 def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
     """The manifest of a finished distillation dataset; None if there is none. Checked as that of a build is."""
-    return _receipt(directory / MANIFEST, _KD, None, check_seal)
+    return _receipt(directory / MANIFEST, _KD, check_seal)
 
 
 def manifest_kind(directory: Path) -> str | None:
@@ -136,22 +139,14 @@ def manifest_kind(directory: Path) -> str | None:
     return next((kind for kind in (FORMAT, KD_SCHEMA) if kind in said), None)
 
 
-def _receipt(path: Path, form: Any, kind: tuple[str, int, str] | None, check_seal: bool) -> dict[str, Any] | None:
-    """Read a receipt of a format, a version of it and what it is called; or, without these, one of synth-kd."""
+def _receipt(path: Path, form: type[Struct], check_seal: bool) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_object(path)
-    if kind is None:
-        if (version := content.get("schema_version")) != KD_SCHEMA:
-            raise FormatError(f"{path} has the schema_version {version!r}; this package reads {KD_SCHEMA!r}")
-    elif content.get("format") != kind[0]:
-        raise FormatError(f"{path} is not {kind[2]} {kind[0]}")
-    elif (version := content.get("format_version")) != kind[1]:
-        raise FormatError(f"{path} has format version {version!r}; this package reads {kind[1]}")
     try:
         typed(form, content, str(path), error=FormatError)
     except FormatError as error:
-        raise FormatError(f"{error}: the file was edited or damaged, or is of another kind") from None
+        raise FormatError(f"{error}: the file was edited or damaged, or is of another kind or version") from None
     if check_seal and (problem := seal_problem(content)):
         raise FormatError(f"{path} {problem}. `chatmill verify` shows what else differs")
     return content
