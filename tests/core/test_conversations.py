@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +10,6 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations, Sources
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
-from chatmill.read.record_shape import conversation_of
-from chatmill.read.shapes import find_shape
-from tests.conftest import DATA
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
 MAYBE = st.none() | TEXT
@@ -80,22 +75,6 @@ def test_batches_are_joined_and_chosen_from(parts: list[list[Conversation]], dat
     taken = joined.take(np.array(chosen, dtype=np.int64))
     assert list(taken) == [together[i] for i in chosen]
     assert list(Conversations.joined([taken, joined])) == [*(together[i] for i in chosen), *together]
-
-
-def test_every_bundled_source(real_conversations: Callable[[int], list[Conversation]]) -> None:
-    conversations = real_conversations(20)
-    assert list(Conversations.of(conversations)) == conversations
-
-
-def test_bundled_harmony_rows() -> None:
-    import pyarrow.parquet
-
-    for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
-        rows = pyarrow.parquet.read_table(path).slice(0, 100).to_pylist()
-        conversations = [conversation_of(row, find_shape("harmony"), where="f") for row in rows]
-        batch = Conversations.of(conversations)
-        assert list(batch) == conversations
-        assert batch.messages.structured.present.sum() >= 2 * len(rows)
 
 
 def test_columns_that_nobody_has_take_no_memory() -> None:

@@ -124,6 +124,13 @@ def test_harmony_dicts_and_rows() -> None:
 
 # --- refused -------------------------------------------------------------------------------------------------------
 
+LONE = {"type": "system_content", "model_identity": "\ud800"}
+USER = '{"messages": [{"role": "user", "content": "%s"}]}'
+
+
+def call(value: str) -> dict[str, Any]:
+    return {"conversations": [{"from": "function_call", "value": value}]}
+
 
 @pytest.mark.parametrize(
     ("shape", "record", "code", "path"),
@@ -149,19 +156,9 @@ def test_harmony_dicts_and_rows() -> None:
         ("sharegpt", {"messages_": []}, "missing_field", "conversations"),
         ("sharegpt", {"conversations": [{"from": "judge", "value": "x"}]}, "unknown_role", "conversations[0].from"),
         ("sharegpt", {"conversations": [{"from": "gpt"}]}, "null_content", "conversations[0].value"),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "function_call", "value": "[3]"}]},
-            "bad_tool_call",
-            "conversations[0].tool_calls[0]",
-        ),
-        ("sharegpt", {"conversations": [{"from": "function_call", "value": "[" * 5000}]}, "invalid_json", ""),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "function_call", "value": "1" * 5000}]},
-            "bad_tool_call",
-            "conversations[0].value",
-        ),
+        ("sharegpt", call("[3]"), "bad_tool_call", "conversations[0].tool_calls[0]"),
+        ("sharegpt", call("[" * 5000), "invalid_json", ""),
+        ("sharegpt", call("1" * 5000), "bad_tool_call", "conversations[0].value"),
         ("openai", {**OPENAI, "tools": "1" * 5000}, "bad_tools", "tools"),
         ("sharegpt", {**SHAREGPT, "system": 5}, "missing_field", "system"),
         ("alpaca", {"instruction": "x"}, "missing_field", "output"),
@@ -180,19 +177,9 @@ def test_harmony_dicts_and_rows() -> None:
         ("harmony", {"messages_json": "[]"}, "missing_field", "messages_json"),
         ("harmony", {"messages_json": '{"messages": 1, "messages": []}'}, "duplicate_key", "messages_json"),
         ("harmony", {"messages_json": '"\ud800"'}, "lone_surrogate", "messages_json"),
-        (
-            "harmony",
-            {"messages": [{"role": "system", "content": [{"type": "system_content", "model_identity": "\ud800"}]}]},
-            "lone_surrogate",
-            "messages[0].content[0]",
-        ),
+        ("harmony", {"messages": [{"role": "system", "content": [LONE]}]}, "lone_surrogate", "messages[0].content[0]"),
         ("openai", {**OPENAI, "tools": [{"name": "f", "limit": 10**5000}]}, "bad_tools", "tools"),
-        (
-            "harmony",
-            {"messages_json": '{"messages": [{"role": "user", "content": "\\ud800"}]}'},
-            "lone_surrogate",
-            "messages_json.messages[0].content",
-        ),
+        ("harmony", {"messages_json": USER % "\\ud800"}, "lone_surrogate", "messages_json.messages[0].content"),
     ],
 )
 def test_what_does_not_fit_its_shape(shape: str, record: Any, code: str, path: str) -> None:

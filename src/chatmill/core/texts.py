@@ -23,8 +23,11 @@ def _repeated(number: bytes, count: int) -> Ints:
     return np.ndarray((count,), dtype=np.int64, buffer=number, strides=(0,))
 
 
+Text = TypeVar("Text", str, str | None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Texts(Sequence[str]):
+class _Column(Sequence[Text]):
     """T texts; text `i` is the UTF-8 in `data[starts[i] : starts[i] + lengths[i]]`.
 
     Texts may lie in any order, overlap, and share the buffer with other columns.
@@ -33,7 +36,27 @@ class Texts(Sequence[str]):
     data: NDArray[np.uint8]
     starts: Ints
     lengths: Ints
-    """Bytes of each text."""
+    """Bytes of each text; -1 if there is none."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Text: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Text]: ...
+    def __getitem__(self, index: int | slice) -> Text | list[Text]:
+        data, starts, lengths = self.data, self.starts[index], self.lengths[index]
+        if not isinstance(index, slice):
+            text: Any = None if lengths < 0 else data[starts : starts + lengths].tobytes().decode()
+            return text  # type: ignore[no-any-return]
+        pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return [None if n < 0 else data[at : at + n].tobytes().decode() for at, n in pairs]  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts(_Column[str]):
+    """Texts that are all there."""
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
@@ -46,20 +69,6 @@ class Texts(Sequence[str]):
     def packed_in(cls, data: NDArray[np.uint8], lengths: Ints) -> Texts:
         """Texts of these lengths that fill a buffer without gaps."""
         return cls(data, offsets_of(lengths)[:-1], lengths)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            ranges, data = zip(self.starts[index].tolist(), self.lengths[index].tolist(), strict=True), self.data
-            return [data[start : start + length].tobytes().decode() for start, length in ranges]
-        start, length = int(self.starts[index]), int(self.lengths[index])
-        return self.data[start : start + length].tobytes().decode()
 
     def raw(self, chosen: Ints) -> list[bytes]:
         """The bytes of some texts."""
@@ -107,12 +116,8 @@ class Texts(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OptionalTexts(Sequence[str | None]):
-    """T texts of which some are missing: as in `Texts`, with a length of -1 if there is none."""
-
-    data: NDArray[np.uint8]
-    starts: Ints
-    lengths: Ints
+class OptionalTexts(_Column[str | None]):
+    """Texts of which some are missing."""
 
     @classmethod
     def none(cls, count: int) -> OptionalTexts:
@@ -146,25 +151,6 @@ class OptionalTexts(Sequence[str | None]):
         lengths = self.lengths.copy()
         lengths[places] = -1
         return OptionalTexts(self.data, self.starts, lengths)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, index: int) -> str | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str | None]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str | None] | None:
-        if isinstance(index, slice):
-            starts, lengths, data = self.starts[index], self.lengths[index].tolist(), self.data
-            if lengths.count(-1) == len(lengths):
-                return [None] * len(lengths)
-            return [
-                None if length < 0 else data[start : start + length].tobytes().decode()
-                for start, length in zip(starts.tolist(), lengths, strict=True)
-            ]
-        start, length = int(self.starts[index]), int(self.lengths[index])
-        return None if length < 0 else self.data[start : start + length].tobytes().decode()
 
     @property
     def present(self) -> NDArray[np.bool_]:

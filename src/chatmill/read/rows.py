@@ -165,14 +165,9 @@ class _ArrowRows:
     def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
         """A list of structs for each row."""
         self._sure &= _flags(column.is_valid())
-        column = _list_array(column)
         column.validate(full=True)
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        items = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        offsets -= offsets[0]
+        items, offsets = _items(column)
         self._sure &= np.diff(offsets) > 0
-        if not pa.types.is_struct(items.type):
-            raise _NotSureError
         messages, doubtful = _struct_messages(items, self._shape)
         owners = np.searchsorted(offsets, np.flatnonzero(doubtful), side="right") - 1
         self._sure[owners] = False
@@ -232,10 +227,9 @@ def _held(column: pa.Array) -> Flags:
 
 def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumns, Flags]:
     """Structs as messages, and which of them need the full reader."""
-    fields = {field.name: items.field(place) for place, field in enumerate(items.type)}
-    if len(fields) != items.type.num_fields or shape.role not in fields:
+    fields, count = _fields(items), len(items)
+    if shape.role not in fields:
         raise _NotSureError
-    count = len(items)
     doubtful = ~_flags(items.is_valid())
     for name, column in fields.items():
         if name not in (*MESSAGE_MEANINGS, shape.role, shape.content) or name in NUMBER_FIELDS:
@@ -279,17 +273,12 @@ def _calls(column: pa.Array | None, count: int) -> tuple[dict[str, Any], Flags]:
     doubtful = np.zeros(count, dtype=np.bool_)
     if column is None or column.null_count == count:
         return {"call_offsets": np.zeros(count + 1, dtype=np.int64)}, doubtful
-    column = _list_array(column)
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    calls = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-    offsets -= offsets[0]
-    if not pa.types.is_struct(calls.type):
-        raise _NotSureError
-    parts = {field.name: calls.field(place) for place, field in enumerate(calls.type)}
+    calls, offsets = _items(column)
+    parts = _fields(calls)
     function = parts.get("function")
-    if function is None or not pa.types.is_struct(function.type) or len(parts) != calls.type.num_fields:
+    if function is None:
         raise _NotSureError
-    inner = {field.name: function.field(place) for place, field in enumerate(function.type)}
+    inner = _fields(function)
     names, arguments = (_field_texts(inner.get(name), len(calls)) for name in ("name", "arguments"))
     bad = ~(_flags(calls.is_valid()) & _flags(function.is_valid()) & names.present & arguments.present)
     # A null list may lie over calls of its own, which then belong to nobody.
@@ -372,10 +361,22 @@ def _distinct(column: pa.Array, *, check: bool = True) -> tuple[list[str], Ints]
     return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _list_array(column: pa.Array) -> pa.Array:
+def _items(column: pa.Array) -> tuple[pa.Array, Ints]:
+    """What is in a column of lists, and the offsets of each list."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise _NotSureError
-    return column
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return column.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+
+
+def _fields(structs: pa.Array) -> dict[str, pa.Array]:
+    """The fields of structs by their names."""
+    if not pa.types.is_struct(structs.type):
+        raise _NotSureError
+    fields = {field.name: structs.field(place) for place, field in enumerate(structs.type)}
+    if len(fields) != structs.type.num_fields:
+        raise _NotSureError
+    return fields
 
 
 def _flags(array: pa.Array) -> Flags:

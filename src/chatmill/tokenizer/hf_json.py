@@ -12,7 +12,6 @@ from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import (
     ENGINE_FAILURES,
     NORMAL_FORMS,
-    Backend,
     Engine,
     FastEngineMissing,
     GigatokenBackend,
@@ -69,7 +68,7 @@ def tokenizer_from_json(
         normal_form=form if form in NORMAL_FORMS else None,
         unknown_id=file.unknown_id,
         ordinary=ordinary,
-        document_backend=_document_backend(file),
+        document_backend=HuggingFaceBackend(finished) if (finished := file.whole()) else None,
         named_tokens=named,
         stripping={
             token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
@@ -145,9 +144,3 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(content, str):
             named[key] = content
     return named
-
-
-def _document_backend(file: TokenizerJson) -> Backend | None:
-    """Load the whole tokenizer, if its added tokens have matching rules of their own; when it is first needed."""
-    whole = file.whole()
-    return None if whole is None else HuggingFaceBackend(whole)

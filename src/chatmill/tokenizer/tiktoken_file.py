@@ -69,7 +69,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + b"o200k").hexdigest()
     return Tokenizer(
         name="o200k",
-        backend=_slow(file, ranks) if engine is Engine.REFERENCE else _fast(file, ranks, engine),
+        backend=_backend(file, ranks, engine),
         text_tokens={rank: token for token, rank in ranks.items()},
         control_ids=harmony_control_ids(),
         eos_id=EOD,
@@ -78,14 +78,20 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
     )
 
 
-def _fast(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
-    """gigatoken, compared with the reference on the probe if there is one, unless the caller does that."""
+def _backend(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
+    """The engine asked for; gigatoken is compared with the reference, if there is one, unless the caller does that."""
+    reference = None if engine is Engine.UNCHECKED else _reference(ranks)
+    if engine is Engine.REFERENCE:
+        if reference is None:
+            raise NoReferenceError(
+                f"{path}: tiktoken, the reference engine, is not installed; load it with engine='fast'"
+            )
+        return reference
     try:
         backend = GigatokenBackend.from_o200k(str(path))
     except FastEngineMissing as missing:
         if engine is Engine.UNCHECKED:  # the caller has a fallback of its own
             raise
-        reference = _reference(ranks)
         if reference is None:
             cause = missing.__cause__
             raise TokenizerError(
@@ -96,17 +102,9 @@ def _fast(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
         return reference
     except ENGINE_FAILURES as error:
         raise TokenizerError(f"{path} cannot be loaded: {error}") from None
-    reference = None if engine is Engine.UNCHECKED else _reference(ranks)
     if reference and (difference := disagreement(backend, reference)):
         raise TokenizerError(f"{path}: {difference}")
     return backend
-
-
-def _slow(path: Path, ranks: dict[bytes, int]) -> Backend:
-    reference = _reference(ranks)
-    if reference is None:
-        raise NoReferenceError(f"{path}: tiktoken, the reference engine, is not installed; load it with engine='fast'")
-    return reference
 
 
 def _reference(ranks: dict[bytes, int]) -> Backend | None:
