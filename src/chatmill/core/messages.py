@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -135,24 +135,8 @@ class MessageColumns:
     @classmethod
     def plain(cls, roles: NDArray[np.uint8], contents: Texts) -> MessageColumns:
         """Messages that are nothing but a role and a content."""
-        count, none = len(roles), OptionalTexts.none(len(roles))
-        return cls(
-            roles=roles,
-            contents=contents,
-            has_content=np.ones(count, dtype=np.bool_),
-            reasoning=none.texts,
-            has_reasoning=none.present,
-            **dict.fromkeys((*TEXT_FIELDS.values(), *NUMBER_FIELDS), none),
-            weights=sparse_weights(count, {}),
-            structured=none,
-            parts=sparse_objects(count, {}, _NO_PARTS),
-            extra=sparse_objects(count, {}),
-            call_offsets=np.zeros(count + 1, dtype=np.int64),
-            call_names=Texts.of([]),
-            call_arguments=Texts.of([]),
-            call_ids=OptionalTexts.none(0),
-            call_orders=np.zeros(0, dtype=np.uint8),
-        )
+        bare = _BARE.take(np.zeros(len(roles), dtype=np.int64))
+        return replace(bare, roles=roles, contents=contents)
 
     def text_columns(self) -> list[Texts | OptionalTexts]:
         """All columns of texts."""
@@ -275,3 +259,7 @@ def sparse_objects(count: int, entries: Mapping[int, Any], nothing: Objects = _N
     for place, value in entries.items():
         objects[place] = value
     return objects
+
+
+_BARE = MessageColumns.of([Message(Role.USER, "")])
+"""A message that is nothing but a role and a content."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import NOTHING, Conversation, Message, Role
 from chatmill.core.conversations import options_json
 from chatmill.core.message_parser import (
     ROLE_ALIASES,
@@ -35,7 +35,6 @@ from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
-NO_OPTIONS: Mapping[str, Any] = {}
 LABEL_FALSE = "label_false"
 """The reason code of a record whose answer people did not like (KTO)."""
 
@@ -310,7 +309,7 @@ def tools_text(value: Any) -> str | None:
 def _options(record: Record, key: str) -> Mapping[str, Any]:
     options = record.get(key)
     if options is None:
-        return NO_OPTIONS
+        return NOTHING
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         rule = f"{key!r} must be an object with the options of the chat template"
         raise mistyped(rule, options, code="bad_options", path=key)
