@@ -120,7 +120,10 @@ class MessageColumns:
             reasoning=rare["reasoning"].texts,
             has_reasoning=rare["reasoning"].present,
             **{column: rare[name] for name, column in TEXT_FIELDS.items()},
-            **{name: _numbers(count, special, name) for name in NUMBER_FIELDS},
+            **{
+                name: numbers_column(count, [(place, getattr(message, name)) for place, message in special], dtype)
+                for name, dtype in NUMBER_FIELDS.items()
+            },
             weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
             structured=_sparse_texts(count, harmony),
             parts=sparse_objects(count, {place: m.parts for place, m in special if m.parts}, _NO_PARTS),
@@ -228,14 +231,6 @@ def _sparse_texts(count: int, entries: Sequence[tuple[int, str | None]]) -> Opti
     there = [(place, text) for place, text in entries if text is not None]
     places = np.array([place for place, _ in there], dtype=np.int64)
     return OptionalTexts.sparse(count, places, Texts.of([text for _, text in there]))
-
-
-def _numbers(count: int, entries: Sequence[tuple[int, Message]], name: str) -> OptionalTexts:
-    """Make a column of lists of numbers."""
-    there = [(place, getattr(message, name)) for place, message in entries]
-    return numbers_column(
-        count, [(place, values) for place, values in there if values is not None], NUMBER_FIELDS[name]
-    )
 
 
 def _json(value: object) -> str | None:

@@ -85,13 +85,14 @@ def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
 
 
 def numbers_column(
-    count: int, entries: Sequence[tuple[int, Sequence[float | None]]], dtype: np.dtype[Any]
+    count: int, entries: Sequence[tuple[int, Sequence[float | None] | None]], dtype: np.dtype[Any]
 ) -> OptionalTexts:
-    """Make a column of lists from (place, list) entries; all others are missing."""
-    lists = [np.array(values, dtype=dtype).tobytes() for _, values in entries]
+    """Make a column of lists from (place, list or None) entries; all others are missing."""
+    there = [(place, values) for place, values in entries if values is not None]
+    lists = [np.array(values, dtype=dtype).tobytes() for _, values in there]
     lengths = np.array([len(raw) for raw in lists], dtype=np.int64)
     data = np.frombuffer(b"".join(lists), dtype=np.uint8)
-    places = np.array([place for place, _ in entries], dtype=np.int64)
+    places = np.array([place for place, _ in there], dtype=np.int64)
     return OptionalTexts.sparse(count, places, Texts.packed_in(data, lengths))
 
 

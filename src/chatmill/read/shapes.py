@@ -29,27 +29,18 @@ def _listed(record: Record, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _first_message(record: Record, key: str) -> Mapping[str, Any]:
-    """The first message of a list; empty if there is none."""
-    messages = _listed(record, key)
-    return messages[0] if messages and isinstance(messages[0], Mapping) else {}
+def _first_has(record: Record, field: str) -> bool:
+    """Whether the first message of a list has a field."""
+    first = [message for key in ("messages", "conversations") for message in _listed(record, key)[:1]]
+    return any(isinstance(message, Mapping) and field in message for message in first)
 
 
 def _is_harmony(record: Record) -> bool:
     """Messages with channels or Harmony contents."""
-    if isinstance(record.get("messages_json"), str):
-        return True
-    return any(
+    return isinstance(record.get("messages_json"), str) or any(
         isinstance(m, Mapping) and ("channel" in m or _has_harmony_part(m.get("content")))
         for m in _listed(record, "messages")
     )
-
-
-def _is_openai(record: Record) -> bool:
-    """A list of messages, or one whose first message has a role."""
-    if isinstance(record.get("messages"), list):
-        return True
-    return "role" in _first_message(record, "messages") or "role" in _first_message(record, "conversations")
 
 
 def _has_harmony_part(content: object) -> bool:
@@ -97,7 +88,7 @@ SHAPES: Mapping[str, Shape] = {
             roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
             calls_role="function_call",
             system=_SYSTEM,
-            fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
+            fits=lambda r: _first_has(r, "from"),
         ),
         Shape(
             name="anthropic",
@@ -107,7 +98,12 @@ SHAPES: Mapping[str, Shape] = {
             covers="openai",
             fits=lambda r: has_typed_parts(_listed(r, "messages")),
         ),
-        Shape(name="openai", lists=("messages", "conversations"), system=_SYSTEM, fits=_is_openai),
+        Shape(
+            name="openai",
+            lists=("messages", "conversations"),
+            system=_SYSTEM,
+            fits=lambda r: isinstance(r.get("messages"), list) or _first_has(r, "role"),
+        ),
         _turned("alpaca", ("instruction", "input"), "output", history="history"),
         _turned("prompt_completion", ("prompt",), "completion"),
         _turned("instruction_response", ("instruction", "input", "context"), "response"),

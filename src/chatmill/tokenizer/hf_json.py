@@ -19,7 +19,7 @@ from chatmill.tokenizer.backends import (
     warn_of_fallback,
 )
 from chatmill.tokenizer.json_file import TokenizerJson, spelled_tokens
-from chatmill.tokenizer.prefix import Prefix, split_prefix
+from chatmill.tokenizer.prefix import Prefix, rule_steps, split_prefix
 from chatmill.tokenizer.probe import answers_of, disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -53,8 +53,8 @@ def tokenizer_from_json(
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
     reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
     named = _named_tokens(config or {})
-    normalizer = file.rules("normalizer")
-    form = "" if normalizer is None else normalizer.get("type")
+    forms = [step.get("type") for step in rule_steps(file.rules("normalizer"), "normalizers")]
+    form = "" if not forms else forms[0] if len(forms) == 1 and forms[0] in NORMAL_FORMS else None
     tokenizer = Tokenizer(
         name=name,
         backend=fast or reference,
@@ -65,7 +65,7 @@ def tokenizer_from_json(
         eos_id=controls.get(named.get("eos_token", "")),
         pad_id=controls.get(named.get("pad_token", "")),
         reference=reference,
-        normal_form=form if form in NORMAL_FORMS else None,
+        normal_form=form,
         unknown_id=file.unknown_id,
         ordinary=ordinary,
         document_backend=HuggingFaceBackend(finished) if (finished := file.whole()) else None,

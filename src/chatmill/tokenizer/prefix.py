@@ -25,12 +25,12 @@ class Prefix(NamedTuple):
 
 def split_prefix(normalizer: Any, pre_tokenizer: Any) -> tuple[Prefix, Any, Any] | None:
     """Split the prefix rule off a vocabulary's rules: the rule and both without it; None if there is none."""
-    steps = _steps(normalizer, "normalizers")
+    steps = rule_steps(normalizer, "normalizers")
     for number, step in enumerate(steps):
         if step.get("type") == "Prepend":
             left = _joined([*steps[:number], *steps[number + 1 :]], "normalizers")
             return Prefix(step["prepend"], True, ()), left, pre_tokenizer
-    first, *others = _steps(pre_tokenizer, "pretokenizers") or [{}]
+    first, *others = rule_steps(pre_tokenizer, "pretokenizers") or [{}]
     parts = _of_pre_tokenizer(first)
     return None if parts is None else (parts[0], normalizer, _joined([parts[1], *others], "pretokenizers"))
 
@@ -48,7 +48,8 @@ def _of_pre_tokenizer(step: Mapping[str, Any]) -> tuple[Prefix, dict[str, Any]] 
     return Prefix(" ", scheme == "always", (" ", mark)), {**without, "prepend_scheme": "never"}
 
 
-def _steps(part: Any, key: str) -> list[dict[str, Any]]:
+def rule_steps(part: Any, key: str) -> list[dict[str, Any]]:
+    """The rules of a normalizer or pre-tokenizer: those of a sequence, or the one; none where it is null."""
     if part is None:
         return []
     return list(part.get(key, [])) if part.get("type") == "Sequence" else [part]
