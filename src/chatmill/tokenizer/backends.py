@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -161,13 +162,7 @@ class HuggingFaceBackend:
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        encodings = encode(list(texts), add_special_tokens=False)
-        rows = [encoding.ids for encoding in encodings]
-        offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
-        flat = np.empty(int(offsets[-1]), dtype=np.int32)
-        for row, start in zip(rows, offsets[:-1], strict=True):
-            flat[start : start + len(row)] = row
-        return flat, offsets
+        return _flat([encoding.ids for encoding in encode(list(texts), add_special_tokens=False)])
 
     def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
         """Count, for each text, the tokens that start before character `cuts[i]`."""
@@ -211,6 +206,10 @@ class TiktokenBackend:
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
-        rows = [self._encoding.encode_ordinary(text) for text in texts]
-        offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
-        return np.array([i for row in rows for i in row], dtype=np.int32), offsets
+        return _flat([self._encoding.encode_ordinary(text) for text in texts])
+
+
+def _flat(rows: list[list[int]]) -> Encoded:
+    """The ids of all texts, and the offsets of each."""
+    offsets = offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1])), offsets
