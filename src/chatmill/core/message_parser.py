@@ -303,6 +303,16 @@ def checked_string(value: object, name: str, *, code: str, path: str) -> str:
     return checked_text(value, path)
 
 
+def field_text(record: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """Return the text in a field of a record; `default` stands for null and a missing field."""
+    value = record.get(key)
+    if value is None and default is not None:
+        return default
+    if key not in record:
+        raise RecordError(f"{key!r} must be a string, found nothing", code="missing_field", path=key)
+    return checked_string(value, repr(key), code="missing_field", path=key)
+
+
 def mistyped(rule: str, value: object, *, code: str, path: str) -> RecordError:
     """Make the error for a value of the wrong type."""
     return RecordError(f"{rule}, found {json_type(value)}", code=code, path=path)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from chatmill.core.conversation import Message, Role
-from chatmill.core.message_parser import checked_string, checked_text, mistyped, parse_messages
+from chatmill.core.message_parser import checked_text, field_text, mistyped, parse_messages
 from chatmill.core.sides import Side
 from chatmill.errors import RecordError
 
@@ -118,7 +118,7 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
         messages = (*prompts.pop(name), *messages)
     for name, prompt in prompts.items():
         _refuse_another(name, prompt, messages)
-    system = _text(record, SYSTEM)
+    system = field_text(record, SYSTEM, default="")
     messages = after_system((Message(Role.SYSTEM, system),) if system else (), messages)
     return messages, None if has_prompt else len(messages) - said
 
@@ -129,9 +129,9 @@ def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ..
         value = record.get(key)
         if value and (key in LISTS or isinstance(value, list)):
             yield key, _listed(value, key)
-        elif text := _text(record, key):
+        elif text := field_text(record, key, default=""):
             yield key, (Message(Role.USER, text),)
-    if text := "\n".join(filter(None, (_text(record, name) for name in JOINED))):
+    if text := "\n".join(filter(None, (field_text(record, name, default="") for name in JOINED))):
         yield JOINED[0], (Message(Role.USER, text),)
 
 
@@ -165,8 +165,3 @@ def _listed(items: Any, path: str) -> tuple[Message, ...]:
     if isinstance(first, Mapping) and "from" in first:
         return parse_messages(items, path=path, role_key="from", content_key="value")
     return parse_messages(items, path=path)
-
-
-def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
-    return "" if value is None else checked_string(value, repr(key), code="missing_field", path=key)

@@ -15,8 +15,8 @@ from chatmill.core.conversations import options_json
 from chatmill.core.message_parser import (
     ROLE_ALIASES,
     check_json,
-    checked_string,
     checked_text,
+    field_text,
     mistyped,
     parse_message,
     parse_messages,
@@ -327,7 +327,7 @@ def options_text(value: Any) -> str | None:
 
 
 def _nested(record: Record, key: str) -> tuple[Message, ...]:
-    inner = _decoded(_text(record, key), key)
+    inner = _decoded(field_text(record, key), key)
     if not isinstance(inner, dict) or "messages" not in inner:
         raise RecordError("must hold an object with 'messages'", code="missing_field", path=key)
     return parse_messages(inner["messages"], path=f"{key}.messages")
@@ -371,8 +371,8 @@ def _turns(record: Record, shape: Shape) -> Iterator[Message]:
 
 def _joined_text(record: Record, keys: Sequence[str], default: str | None = None) -> str:
     """The texts of fields, those after the first unless they are missing or empty, with newlines between them."""
-    more = [text for key in keys[1:] if (text := _text(record, key, default=""))]
-    return "\n".join([_text(record, keys[0], default), *more])
+    more = [text for key in keys[1:] if (text := field_text(record, key, default=""))]
+    return "\n".join([field_text(record, keys[0], default), *more])
 
 
 def _with_reasoning(messages: tuple[Message, ...], record: Record, fields: tuple[str, ...]) -> tuple[Message, ...]:
@@ -399,15 +399,6 @@ def _history(record: Record, key: str) -> Iterator[Message]:
             raise RecordError("each entry must be a pair of texts", code="bad_history", path=f"{key}[{i}]")
         yield Message(Role.USER, checked_text(pair[0], f"{key}[{i}][0]"))
         yield Message(Role.ASSISTANT, checked_text(pair[1], f"{key}[{i}][1]"))
-
-
-def _text(record: Record, key: str, default: str | None = None) -> str:
-    value = record.get(key)
-    if value is None and default is not None:
-        return default
-    if key not in record:
-        raise RecordError(f"{key!r} must be a string, found nothing", code="missing_field", path=key)
-    return checked_string(value, repr(key), code="missing_field", path=key)
 
 
 def _keys(record: Record) -> str:
