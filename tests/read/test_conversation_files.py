@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.conversations import ConversationFile, read_conversations
+from tests.compiler.builds import write_jsonl
 from tests.read.shape_examples import EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
-
-
-def write(path: Path, *records: Any) -> Path:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    return path
-
 
 # --- files of conversations ----------------------------------------------------------------------------------------
 
 
 def test_a_file_states_its_shape_and_gives_its_conversations(tmp_path: Path) -> None:
-    path = write(tmp_path / "talks.en.jsonl", SHAREGPT, {**SHAREGPT, "source": "own", "id": "x"})
+    path = write_jsonl(tmp_path / "talks.en.jsonl", [SHAREGPT, {**SHAREGPT, "source": "own", "id": "x"}])
     file = ConversationFile(path)
     assert file.shape.name == "sharegpt"
     first, second = file
@@ -33,7 +26,7 @@ def test_a_file_states_its_shape_and_gives_its_conversations(tmp_path: Path) -> 
 
 
 def test_a_named_shape_wins_over_what_the_records_look_like(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", {**OPENAI, **PAIR})
+    path = write_jsonl(tmp_path / "a.jsonl", [{**OPENAI, **PAIR}])
     assert next(read_conversations(path)).metadata == PAIR
     assert next(read_conversations(path, shape="prompt_completion")).metadata == OPENAI
     with pytest.raises(UnknownNameError):
@@ -41,7 +34,7 @@ def test_a_named_shape_wins_over_what_the_records_look_like(tmp_path: Path) -> N
 
 
 def test_several_files_in_order(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{n}.jsonl", {**EXAMPLES[name], "id": name}) for n, name in enumerate(EXAMPLES)]
+    paths = [write_jsonl(tmp_path / f"{n}.jsonl", [{**EXAMPLES[name], "id": name}]) for n, name in enumerate(EXAMPLES)]
     assert [c.id for c in read_conversations(paths)] == list(EXAMPLES)
     assert [c.id for c in read_conversations(str(paths[0]))] == ["openai"]
     with pytest.raises(DataError, match="no input files"):
@@ -62,7 +55,7 @@ def test_a_file_with_no_readable_record(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_cannot_be_told_is_an_error_of_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", {"text": "x"}, {"text": "y"})
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}, {"text": "y"}])
     errors: list[RecordError] = []
     with pytest.raises(RecordError, match="cannot tell the shape") as caught:
         list(read_conversations(path, on_error=errors.append))
