@@ -136,10 +136,10 @@ def shared_by_python(table: ItemTable, stretches: Ints, bases: Ints, firsts: Int
     parents: list[int] = []
     until: list[int] = []
     others: list[tuple[int, int, int]] = []
-    begins = table.is_ids | table.opens
+    begins = table.items["is_ids"] | table.items["opens"]
 
     def forms(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [(int(table.forms[line]), base) for line, base in items]
+        return [(int(table.items["form"][line]), base) for line, base in items]
 
     for row, conversation in enumerate(conversations.tolist()):
         own = range(int(firsts[row]), int(firsts[row + 1]))
@@ -159,12 +159,12 @@ def shared_by_python(table: ItemTable, stretches: Ints, bases: Ints, firsts: Int
         for size in sizes:
             skips.append(min(size, max(0, same - sum(sizes[: len(skips) - own.start]))))
         for (run, _), (line, _) in zip(path[:same], items, strict=False):
-            if table.kinds[line] != kinds[run]:
-                others.append((row, run, int(table.kinds[line])))
+            if table.items["kind"][line] != kinds[run]:
+                others.append((row, run, int(table.items["kind"][line])))
         path = path[:same]
         for line, _ in items[same:]:
             path.append((len(kinds), row))
-            kinds.append(int(table.kinds[line]))
+            kinds.append(int(table.items["kind"][line]))
         last = items
     found = (np.array(column, dtype=np.int64) for column in (skips, parents, until))
     return Sharing(*found, np.array(others, dtype=np.int64).reshape(-1, 3))
@@ -179,36 +179,38 @@ def laid_out_by_numpy(
         raise IndexError(OUTSIDE)
     counts = table.firsts[stretches + 1] - table.firsts[stretches] - skips
     at = ranges(table.firsts[stretches] + skips, counts)
-    is_text = ~table.is_ids[at]
+    laid = table.items[at]
+    is_text = ~laid["is_ids"]
     items = np.flatnonzero(is_text)
     all_bases = np.repeat(bases, counts)
     lines, owners, bases = at[items], np.repeat(conversations, counts)[items], all_bases[items]
-    origins, starts, sizes = table.origins[lines], table.starts[lines], table.sizes[lines]
-    places = batch.offsets[owners] + table.messages[lines] + bases
+    texts = laid[items]
+    origins, starts, sizes = (texts[name].copy() for name in ("origin", "start", "size"))
+    places = batch.offsets[owners] + texts["message"] + bases
     which = np.zeros(len(items), dtype=np.uint8)
     for origin, (column, buffer) in columns.items():
         mine = np.flatnonzero(origins == origin)
         places_of = _inside(places[mine], batch.offsets, owners[mine])
         if origin in OF_CALLS:
             calls = batch.messages.call_offsets
-            places_of = _inside(calls[places_of] + table.calls[lines[mine]], calls, places_of)
+            places_of = _inside(calls[places_of] + texts["call"][mine], calls, places_of)
         starts[mine], sizes[mine], which[mine] = column.starts[places_of], column.lengths[places_of], buffer
-    others = np.flatnonzero((origins >= Origin.TOOL) | (table.operations[lines] > 0))
+    others = np.flatnonzero((origins >= Origin.TOOL) | (texts["operations"] > 0))
     whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
     for column, origin in enumerate((Origin.CONTENT, Origin.REASONING)):
-        whole[places[(origins == origin) & (table.operations[lines] == 0)], column] = True
+        whole[places[(origins == origin) & (texts["operations"] == 0)], column] = True
     return Layout(
-        starts=np.where(is_text, 0, table.starts[at]),
-        sizes=np.where(is_text, 0, table.sizes[at]),
-        kinds=table.kinds[at],
-        owners=np.where(table.owners[at] == NOBODY, -1, table.owners[at] + all_bases).astype(np.int32),
+        starts=np.where(is_text, 0, laid["start"]),
+        sizes=np.where(is_text, 0, laid["size"]),
+        kinds=laid["kind"],
+        owners=np.where(laid["owner"] == NOBODY, -1, laid["owner"] + all_bases).astype(np.int32),
         is_text=is_text,
         text_items=items,
         buffers=buffers,
         which=which,
         text_starts=starts,
         text_sizes=sizes,
-        opens=table.opens[lines],
+        opens=texts["opens"],
         others=others,
         lines=lines[others],
         conversations=owners[others],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.native.points import token_points
+from chatmill.core.native.gather import token_points
 from chatmill.core.texts import Texts
 from tests.data.tokenizer_files import loaded
 from tests.oracles import points_by_numpy

@@ -27,11 +27,12 @@ def count_lost(
     wanted = np.repeat(is_kept, np.diff(batch.offsets))
     if counted is not None:
         wanted &= counted
-    messages = batch.offsets[layout.conversations] + layout.bases + table.messages[layout.lines]
+    items = table.items[layout.lines]
+    messages = batch.offsets[layout.conversations] + layout.bases + items["message"]
     origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
     for column, (origin, texts) in enumerate(origins):
         is_missing = wanted & (texts.lengths > 0) & ~layout.whole[:, column]
-        shown = np.flatnonzero(table.origins[layout.lines] == origin)  # after operations, which may change nothing
+        shown = np.flatnonzero(items["origin"] == origin)  # after operations, which may change nothing
         places, owners = layout.others[shown], messages[shown]
         is_same = np.array([buffer is texts.data for buffer in layout.buffers])[layout.which[places]]
         is_same &= layout.text_sizes[places] == texts.lengths[owners]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
-from chatmill.core.native.document_layout import Origin
+from chatmill.core.native.document_layout import COLUMNS, Origin
 from chatmill.core.native.text_ranges import distinct, positions_of
 from chatmill.core.pictures import Picture
 from chatmill.core.texts import OptionalTexts, Texts
@@ -42,14 +42,6 @@ ColumnQuestion = tuple[str, Origin, int, Any, Any]
 Ints = NDArray[np.int64]
 _SPACE_HEADS = sorted({chr(point).encode()[0] for point in range(0x3001) if chr(point).isspace()})
 """The first bytes of white space."""
-_OPTIONAL = {
-    Origin.NAME: "names",
-    Origin.TOOL_CALL_ID: "tool_call_ids",
-    Origin.CHANNEL: "channels",
-    Origin.RECIPIENT: "recipients",
-    Origin.CONTENT_TYPE: "content_types",
-}
-"""The columns of fields that a message may not have."""
 Key = bytes | tuple[bytes, str | int, bytes]
 """A few bytes per message; with tools or options, these too."""
 
@@ -313,19 +305,15 @@ def _filled(texts: Texts, operations: Operations) -> NDArray[np.bool_]:
 
 def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:
     """The texts of a column, and which messages they belong to."""
-    if origin in (Origin.CONTENT, Origin.REASONING):
-        return slice(None), messages.contents if origin is Origin.CONTENT else messages.reasoning
-    if origin in _OPTIONAL:
-        column: OptionalTexts = getattr(messages, _OPTIONAL[origin])
-        places = np.flatnonzero(column.present)
-        return places, Texts(column.data, column.starts[places], column.lengths[places])
-    places = np.flatnonzero(messages.call_counts > call)
-    at = messages.call_offsets[places] + call
-    if origin is Origin.CALL_ID:
-        has_id = messages.call_ids.present[at]
-        places, at = places[has_id], at[has_id]
-        return places, Texts(messages.call_ids.data, messages.call_ids.starts[at], messages.call_ids.lengths[at])
-    return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
+    column: Texts | OptionalTexts = getattr(messages, COLUMNS[origin])
+    places: NDArray[Any] | slice = slice(None)
+    if origin >= Origin.CALL_NAME:
+        places = np.flatnonzero(messages.call_counts > call)
+        column = column.take(messages.call_offsets[places] + call)
+    if isinstance(column, Texts):
+        return places, column
+    there = np.flatnonzero(column.present)
+    return there if isinstance(places, slice) else places[there], column.take(there).texts
 
 
 def _answered(kind: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:

@@ -7,16 +7,6 @@ from typing import Any, NamedTuple
 from chatmill.core.native.document_layout import Origin
 from chatmill.render.jinja.expressions import Expression
 
-_MESSAGE_FIELDS = {
-    "content": Origin.CONTENT,
-    "reasoning": Origin.REASONING,
-    "name": Origin.NAME,
-    "tool_call_id": Origin.TOOL_CALL_ID,
-    "channel": Origin.CHANNEL,
-    "recipient": Origin.RECIPIENT,
-    "content_type": Origin.CONTENT_TYPE,
-}
-_CALL_FIELDS = {"name": Origin.CALL_NAME, "arguments": Origin.CALL_ARGUMENTS, "id": Origin.CALL_ID}
 _LISTED = ("json", (("ensure_ascii", False),))
 """How tool definitions are written in their column."""
 
@@ -48,7 +38,7 @@ def column_of(expression: Expression, arguments_are_text: bool) -> TextColumn | 
     if path[1] in ("extra", "parts"):
         return None
     if path[1] != "call":
-        return TextColumn(_MESSAGE_FIELDS[path[1]], path[0], 0, applied)
+        return TextColumn(Origin[path[1].upper()], path[0], 0, applied)
     if path[3] == "arguments" and not arguments_are_text:
         return None
-    return TextColumn(_CALL_FIELDS[path[3]], path[0], path[2], applied)
+    return TextColumn(Origin[f"CALL_{path[3].upper()}"], path[0], path[2], applied)

@@ -144,24 +144,18 @@ static int64_t points(const uint8_t *data, int64_t size, const int64_t *which, c
 static int64_t layout(const uint8_t *data, int64_t size)
 {
     const int64_t lines = size / 8, plans = lines / 4, rows = size / 8, conversations = 3, messages = 6, calls = 4;
-    uint8_t *is_ids = room(lines, 1), *kinds = room(lines, 1), *origins = room(lines, 1), *opens = room(lines, 1);
-    int32_t *owners = room(lines, 4), *of_messages = room(lines, 4), *of_calls = room(lines, 4);
-    int32_t *operations = room(lines, 4), *forms = room(lines, 4);
-    int64_t *firsts = INTS(plans + 1), *starts = INTS(lines), *sizes = INTS(lines), *chosen = INTS(rows);
+    item *items = room(lines, sizeof *items);
+    int64_t *firsts = INTS(plans + 1), *chosen = INTS(rows);
     int64_t *owner = INTS(rows), *bases = INTS(rows), *message_offsets = INTS(conversations + 1);
-    int64_t *call_offsets = INTS(messages + 1), *texts = INTS(messages), items = 0;
+    int64_t *call_offsets = INTS(messages + 1), *texts = INTS(messages), laid = 0;
     for (int64_t i = 0; i < lines; i++) {
         const uint8_t *const line = data + 8 * i;
-        is_ids[i] = line[0] & 1;
-        kinds[i] = line[1];
-        opens[i] = line[1] & 1;
-        origins[i] = line[2] % (WITHOUT_COLUMN + 2);
-        owners[i] = of_messages[i] = line[3] % 3 - (line[3] == 'e');
-        if (line[3] == 'a') owners[i] = NOBODY;
-        of_calls[i] = line[4] % 2;
-        operations[i] = line[5] % 2;
-        forms[i] = line[5] % 3;
-        starts[i] = sizes[i] = line[6];
+        const int32_t owner_of = line[3] % 3 - (line[3] == 'e');
+        items[i] = (item){
+            .start = line[6], .size = line[6], .owner = line[3] == 'a' ? NOBODY : owner_of, .message = owner_of,
+            .call = line[4] % 2, .operations = line[5] % 2, .kind = line[1], .origin = line[2] % (WITHOUT_COLUMN + 2),
+            .is_ids = line[0] & 1, .opens = line[1] & 1, .form = line[5] % 3,
+        };
     }
     for (int64_t i = 0; i <= plans; i++) firsts[i] = 4 * i;
     for (int64_t i = 0; i <= conversations; i++) message_offsets[i] = 2 * i;
@@ -171,33 +165,31 @@ static int64_t layout(const uint8_t *data, int64_t size)
         chosen[i] = plans ? data[i] % plans + (data[i] == '~') : 0;
         owner[i] = data[i] % conversations;
         bases[i] = data[i] % 2 - (data[i] == 'o');
-        items += 4;
+        laid += 4;
     }
-    const item_table table = {firsts, is_ids,  starts,      sizes,    kinds,      owners,
-                              origins, of_messages, of_calls, operations, opens, forms, plans};
+    const item_table table = {firsts, items, plans};
     int64_t *firsts_of_rows = INTS(rows / 2 + 1), *skips = INTS(rows), *parents = INTS(rows / 2), *until = INTS(rows / 2);
-    path_item *path = room(items, sizeof *path);
-    other_kind *others = room(items, sizeof *others);
+    path_item *path = room(laid, sizeof *path);
+    other_kind *others = room(laid, sizeof *others);
     for (int64_t i = 0; i <= rows / 2; i++) firsts_of_rows[i] = i == rows / 2 ? rows : 2 * i;
     if (rows / 2 < 1 || chatmill_share(&table, chosen, bases, firsts_of_rows, owner, rows / 2, path, skips, parents, until, others) < 0)
         memset(skips, 0, (size_t)rows * sizeof *skips);
-    for (int64_t i = 0; i < rows; i++) items -= skips[i];
+    for (int64_t i = 0; i < rows; i++) laid -= skips[i];
     free(firsts_of_rows), free(parents), free(until), free(path), free(others);
     shown_column columns[WITHOUT_COLUMN] = {{NULL, NULL, 0}};
     for (int i = 1; i < WITHOUT_COLUMN - (int)(size % 2); i++) columns[i] = (shown_column){texts, texts, i % 3};
-    laid_out out = {.starts = INTS(items), .sizes = INTS(items), .kinds = room(items, 1), .is_text = room(items, 1),
-                    .owners = room(items, 4), .text_items = INTS(items), .lines = INTS(items),
-                    .conversations = INTS(items), .bases = INTS(items), .which = room(items, 1),
-                    .text_starts = INTS(items), .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items),
+    laid_out out = {.starts = INTS(laid), .sizes = INTS(laid), .kinds = room(laid, 1), .is_text = room(laid, 1),
+                    .owners = room(laid, 4), .text_items = INTS(laid), .lines = INTS(laid),
+                    .conversations = INTS(laid), .bases = INTS(laid), .which = room(laid, 1),
+                    .text_starts = INTS(laid), .text_sizes = INTS(laid), .opens = room(laid, 1), .others = INTS(laid),
                     .whole = room(2 * messages, 1)};
     const int64_t found = chatmill_lay_out(&table, chosen, owner, bases, skips, rows, message_offsets, conversations, call_offsets,
                                            columns, &out);
-    free(is_ids), free(kinds), free(origins), free(opens), free(owners), free(of_messages), free(of_calls);
-    free(operations), free(forms), free(skips), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(bases);
+    free(items), free(skips), free(firsts), free(chosen), free(owner), free(bases);
     free(message_offsets), free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds);
     free(out.is_text), free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.bases);
     free(out.which), free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others), free(out.whole);
-    return found == items;
+    return found == laid;
 }
 
 static int64_t replay(const uint8_t *data, int64_t size);

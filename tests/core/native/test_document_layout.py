@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.document_layout import NOBODY, ItemTable, Layout, Origin, lay_out, share
+from chatmill.core.native.document_layout import ITEM, NOBODY, ItemTable, Layout, Origin, lay_out, share
 from tests.oracles import OF_CALLS, laid_out_by_numpy, shared_by_python
 
 FIXED = b"<|user|><|end|>"
@@ -46,26 +46,16 @@ WAYS = [lay_out, laid_out_by_numpy]
 
 def table(plans: list[list[Line]]) -> ItemTable:
     """Lines are: is_ids, start, size, kind, owner, origin, message, call, operations, opens."""
-    columns = list(zip(*(line for plan in plans for line in plan), strict=True)) or [()] * 10
-    is_ids, starts, sizes, kinds, owners, origins, messages, calls, operations, opens = columns
     numbers: dict[Line, int] = {}
-    forms = [
-        numbers.setdefault((*line[:3], line[3] & ~REPEATED, *line[4:]), len(numbers)) for plan in plans for line in plan
-    ]
+    items = []
+    for is_ids, start, size, kind, owner, *source, opens in chain(*plans):
+        origin, *rest = source
+        line = (start, size, owner, *rest, 0, kind, origin, is_ids, opens)
+        form = (*line[:7], kind & ~REPEATED, *line[8:])
+        items.append((*line, numbers.setdefault(form, len(numbers))))
     return ItemTable(
         firsts=np.array([0, *accumulate(map(len, plans))], dtype=np.int64),
-        is_ids=np.array(is_ids, dtype=np.bool_),
-        starts=np.array(starts, dtype=np.int64),
-        sizes=np.array(sizes, dtype=np.int64),
-        kinds=np.array(kinds, dtype=np.uint8),
-        owners=np.array(owners, dtype=np.int32),
-        origins=np.array(origins, dtype=np.uint8),
-        messages=np.array(messages, dtype=np.int32),
-        calls=np.array(calls, dtype=np.int32),
-        operations=np.array(operations, dtype=np.int32),
-        expressions=np.zeros(len(is_ids), dtype=np.int32),
-        opens=np.array(opens, dtype=np.bool_),
-        forms=np.array(forms, dtype=np.int32),
+        items=np.array(items, dtype=ITEM),
         ids=np.arange(20, dtype=np.int32),
         text=np.frombuffer(FIXED, dtype=np.uint8),
     )
@@ -129,7 +119,7 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
         assert found.others.tolist() == others
         assert found.conversations.tolist() == [texts[k][2] for k in others]
         assert found.bases.tolist() == [texts[k][3] for k in others]
-        assert table(plans).origins[found.lines].tolist() == [texts[k][1][5] for k in others]
+        assert table(plans).items["origin"][found.lines].tolist() == [texts[k][1][5] for k in others]
         for k, (_, line, number, base) in enumerate(texts):
             start, size = int(found.text_starts[k]), int(found.text_sizes[k])
             shown = found.buffers[found.which[k]][start : start + size].tobytes()

@@ -1,4 +1,4 @@
-/* Copies of many short ranges, the places of a mark, and the tokens at which bytes lie (gather.py, find.py, points.py).
+/* Copies of many short ranges, the places of a mark, and the tokens at which bytes lie (gather.py, text_ranges.py).
  *
  * Most ranges are a few bytes: where both sides have 16 bytes of room, 16 are copied whatever the length, since a copy
  * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.

@@ -44,32 +44,54 @@ class Origin(IntEnum):
     """No column: an expression that is evaluated record by record (inside tools and arguments)."""
 
 
+COLUMNS: Mapping[Origin, str] = {
+    Origin.CONTENT: "contents",
+    Origin.REASONING: "reasoning",
+    Origin.NAME: "names",
+    Origin.TOOL_CALL_ID: "tool_call_ids",
+    Origin.CHANNEL: "channels",
+    Origin.RECIPIENT: "recipients",
+    Origin.CONTENT_TYPE: "content_types",
+    Origin.CALL_NAME: "call_names",
+    Origin.CALL_ARGUMENTS: "call_arguments",
+    Origin.CALL_ID: "call_ids",
+}
+"""The columns of messages and of calls, by their names in `MessageColumns`."""
+
+ITEM = np.dtype(
+    [
+        ("start", np.int64),  # of fixed ids in `ids`, of fixed texts in `text`
+        ("size", np.int64),  # of fixed ids and fixed texts
+        ("owner", np.int32),  # the message it belongs to, counted from its stretch's; `NOBODY` for none
+        ("message", np.int32),
+        ("call", np.int32),
+        ("operations", np.int32),  # number of the operations on a text, 0 for none
+        ("expression", np.int32),  # number of an expression that has no column
+        ("kind", np.uint8),
+        ("origin", np.uint8),
+        ("is_ids", np.bool_),
+        ("opens", np.bool_),  # whether a new piece of text begins here
+        ("form", np.int32),  # the same for items that differ in the flag of repeated answers alone
+    ],
+    align=True,
+)
+"""An item of a plan, as in layout.h."""
+
+
 class ItemTable(NamedTuple):
-    """The items of all plans, as columns."""
+    """The items of all plans."""
 
     firsts: Ints
     """First item of each plan, and the number of all items."""
-    is_ids: NDArray[np.bool_]
-    starts: Ints
-    """Of fixed ids in `ids`, of fixed texts in `text`."""
-    sizes: Ints
-    """Of fixed ids and fixed texts."""
-    kinds: Bytes
-    owners: NDArray[np.int32]
-    """The message an item belongs to, counted from its stretch's; `NOBODY` for none."""
-    origins: Bytes
-    messages: NDArray[np.int32]
-    calls: NDArray[np.int32]
-    operations: NDArray[np.int32]
-    """Number of the operations on a text, 0 for none."""
-    expressions: NDArray[np.int32]
-    """Number of an expression that has no column."""
-    opens: NDArray[np.bool_]
-    """Whether a new piece of text begins with this item."""
-    forms: NDArray[np.int32]
-    """The same for items that differ in the flag of repeated answers alone."""
+    items: NDArray[Any]
+    """As `ITEM` says."""
     ids: NDArray[np.int32]
     text: Bytes
+
+    @property
+    def struct(self) -> Ints:
+        """The table as compiled code reads it."""
+        return struct(self.firsts, self.items, len(self.firsts) - 1)
 
 
 class Layout(NamedTuple):
@@ -115,7 +137,6 @@ class Sharing(NamedTuple):
     """Rows, runs and kinds: what a run is in a row that shares it, where it is flagged as repeated in one of both."""
 
 
-_INPUTS = [name for name in ItemTable._fields if name not in ("expressions", "ids", "text")]
 _OUTPUTS: tuple[tuple[str, Any], ...] = (
     *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
     *(("text_items", np.int64), ("which", np.uint8), ("text_starts", np.int64), ("text_sizes", np.int64)),
@@ -129,14 +150,13 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
     included, up to where a new piece of text begins in both.
     """
-    inputs = _columns_of(table)
     _check_stretches(table, stretches)
     items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
     rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
     path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
     skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
     places = int64s(stretches, bases, firsts, conversations)
-    count = call("chatmill_share", _table(inputs), *places, rows, path, skips, parents, until, others)
+    count = call("chatmill_share", table.struct, *places, rows, path, skips, parents, until, others)
     if count < 0:
         raise IndexError(OUTSIDE)
     return Sharing(skips, parents, until, others[:count].copy())
@@ -145,15 +165,6 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
 def _check_stretches(table: ItemTable, stretches: Ints) -> None:
     if len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1:
         raise IndexError(OUTSIDE)
-
-
-def _columns_of(table: ItemTable) -> list[NDArray[Any]]:
-    """The columns that compiled code reads."""
-    return [np.ascontiguousarray(getattr(table, name)) for name in _INPUTS]
-
-
-def _table(columns: list[NDArray[Any]]) -> Ints:
-    return struct(*columns, len(columns[0]) - 1)
 
 
 def lay_out(
@@ -169,7 +180,7 @@ def lay_out(
         raise IndexError(OUTSIDE)
     _check_stretches(table, stretches)
     items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
-    inputs, shown = _columns_of(table), np.zeros((len(Origin), 3), dtype=np.int64)
+    shown = np.zeros((len(Origin), 3), dtype=np.int64)
     kept = {origin: int64s(column.starts, column.lengths) for origin, (column, _) in columns.items()}
     for origin, (_, buffer) in columns.items():
         shown[origin] = struct(*kept[origin], buffer)
@@ -178,7 +189,7 @@ def lay_out(
     outputs = struct(*arrays.values(), whole, 0, 0)
     offsets, call_offsets = int64s(batch.offsets, batch.messages.call_offsets)
     places = (stretches, conversations, bases, skips, len(stretches), offsets, len(batch), call_offsets)
-    if call("chatmill_lay_out", _table(inputs), *places, shown, outputs) != items:
+    if call("chatmill_lay_out", table.struct, *places, shown, outputs) != items:
         raise IndexError(OUTSIDE)
     texts, others = outputs[-2:].tolist()
     for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
@@ -192,24 +203,10 @@ def shown_columns(
     table: ItemTable, batch: Conversations
 ) -> tuple[list[Bytes], Mapping[Origin, tuple[Texts | OptionalTexts, int]]]:
     """All buffers, that of fixed texts first; and the columns that plans show, with the number of their buffer."""
-    messages = batch.messages
-    columns: dict[Origin, Texts | OptionalTexts] = {
-        Origin.CONTENT: messages.contents,
-        Origin.REASONING: messages.reasoning,
-        Origin.NAME: messages.names,
-        Origin.TOOL_CALL_ID: messages.tool_call_ids,
-        Origin.CHANNEL: messages.channels,
-        Origin.RECIPIENT: messages.recipients,
-        Origin.CONTENT_TYPE: messages.content_types,
-        Origin.CALL_NAME: messages.call_names,
-        Origin.CALL_ARGUMENTS: messages.call_arguments,
-        Origin.CALL_ID: messages.call_ids,
-    }
     buffers: list[Bytes] = [table.text]
-    shown = np.bincount(table.origins, minlength=len(Origin))
-    return buffers, {
-        origin: (column, buffer_number(buffers, column.data)) for origin, column in columns.items() if shown[origin]
-    }
+    shown = np.bincount(table.items["origin"], minlength=len(Origin))
+    columns = {origin: getattr(batch.messages, name) for origin, name in COLUMNS.items() if shown[origin]}
+    return buffers, {origin: (column, buffer_number(buffers, column.data)) for origin, column in columns.items()}
 
 
 def buffer_number(buffers: list[Bytes], data: Bytes) -> int:

@@ -1,4 +1,4 @@
-/* Equal texts: numbered alike (distinct.py), and put together of parts and kept once (pieces.py). */
+/* Equal texts: numbered alike (text_ranges.py), and put together of parts and kept once (gather.py). */
 
 static inline uint64_t mixed(uint64_t hash, uint64_t word)
 {

@@ -1,4 +1,4 @@
-"""Copies many short ranges of buffers, one by one or joined into pieces."""
+"""Copies many short ranges of buffers, one by one or joined into pieces, and finds the tokens at which bytes lie."""
 
 from __future__ import annotations
 
@@ -91,3 +91,20 @@ def _bytes(numbers: Ints) -> NDArray[np.uint8]:
     if numbers.dtype.itemsize > 1 and len(numbers) and not 0 <= numbers.min() <= numbers.max() < MAX_BUFFERS:
         raise IndexError(OUTSIDE)
     return np.ascontiguousarray(numbers.view(np.uint8) if numbers.dtype.itemsize == 1 else numbers, dtype=np.uint8)
+
+
+def token_points(
+    ids: NDArray[np.int32], sizes: NDArray[np.int32], offsets: Ints, which: Ints, bytes_: Ints
+) -> NDArray[np.int64]:
+    """For each pair: the first token of text `which[i]`, counted among all, with at least `bytes_[i]` bytes before it.
+
+    The tokens of a text are those between two offsets; `sizes` has the bytes of every id. If there is no such token,
+    the point is the end of the text.
+    """
+    ids, sizes = np.ascontiguousarray(ids, dtype=np.int32), np.ascontiguousarray(sizes, dtype=np.int32)
+    offsets, which, bytes_ = int64s(offsets, which, bytes_)
+    points = np.empty(len(which), dtype=np.int64)
+    texts = (ids, len(ids), sizes, len(sizes), offsets, len(offsets) - 1)
+    if call("chatmill_points", *texts, which, bytes_, len(which), points) != len(which):
+        raise IndexError("a text or an id lies outside its array")
+    return points

@@ -10,17 +10,18 @@ typedef struct {
     int64_t buffer;
 } shown_column;
 
+/* An item, as in document_layout.py. */
+typedef struct {
+    int64_t start, size;
+    int32_t owner, message, call, operations, expression;
+    uint8_t kind, origin, is_ids, opens;
+    int32_t form;
+} item;
+
 /* The items of all plans. */
 typedef struct {
     const int64_t *firsts; /* one more than there are plans */
-    const uint8_t *is_ids;
-    const int64_t *starts, *sizes;
-    const uint8_t *kinds;
-    const int32_t *owners;
-    const uint8_t *origins;
-    const int32_t *messages, *calls, *operations;
-    const uint8_t *opens;
-    const int32_t *forms;
+    const item *items;
     int64_t plans;
 } item_table;
 
@@ -34,6 +35,8 @@ typedef struct {
     int64_t row, run, kind;
 } other_kind;
 
+static inline int begins_piece(const item *one) { return one->is_ids || one->opens; }
+
 /* Find what each row begins with like the one before it of the same conversation; rows part where no piece of text goes on.
  *
  * `path` has room for the items of the longest row, `others` for all items. Returns how many of these there are, or -1
@@ -43,6 +46,7 @@ EXPORT int64_t chatmill_share(const item_table *t, const int64_t *stretches, con
                               const int64_t *conversations, int64_t rows, path_item *path, int64_t *skips, int64_t *parents,
                               int64_t *until, other_kind *others)
 {
+    const item *const items = t->items;
     int64_t known = 0, run = 0, count = 0;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t begin = first_stretches[row], end = first_stretches[row + 1];
@@ -53,26 +57,27 @@ EXPORT int64_t chatmill_share(const item_table *t, const int64_t *stretches, con
             if (stretches[s] < 0 || stretches[s] >= t->plans) return -1;
             for (int64_t line = t->firsts[stretches[s]]; line < t->firsts[stretches[s] + 1] && goes_on; line++) {
                 const int64_t other = at < known ? path[at].line : line;
-                if ((t->is_ids[line] || t->opens[line]) && (t->is_ids[other] || t->opens[other])) shared = at;
-                goes_on = at < known && path[at].base == bases[s] && t->forms[line] == t->forms[other];
+                if (begins_piece(&items[line]) && begins_piece(&items[other])) shared = at;
+                goes_on = at < known && path[at].base == bases[s] && items[line].form == items[other].form;
                 at += goes_on;
             }
         }
-        if (goes_on && (at == known || t->is_ids[path[at].line] || t->opens[path[at].line])) shared = at;
+        if (goes_on && (at == known || begins_piece(&items[path[at].line]))) shared = at;
         parents[row] = shared ? path[shared - 1].row : -1;
         until[row] = shared ? path[shared - 1].run + 1 : 0;
         at = 0;
         for (int64_t s = begin; s < end; s++) {
             if (stretches[s] < 0 || stretches[s] >= t->plans) return -1;
-            const int64_t line = t->firsts[stretches[s]], items = t->firsts[stretches[s] + 1] - line;
-            skips[s] = shared - at < 0 ? 0 : shared - at < items ? shared - at : items;
-            for (int64_t i = 0; i < items; i++, at++) {
+            const int64_t line = t->firsts[stretches[s]], size = t->firsts[stretches[s] + 1] - line;
+            skips[s] = shared - at < 0 ? 0 : shared - at < size ? shared - at : size;
+            for (int64_t i = 0; i < size; i++, at++) {
+                const uint8_t kind = items[line + i].kind;
                 if (at >= shared) {
-                    path[at] = (path_item){line + i, bases[s], run++, row, t->kinds[line + i]};
+                    path[at] = (path_item){line + i, bases[s], run++, row, kind};
                     continue;
                 }
                 path[at].line = line + i;
-                if (t->kinds[line + i] != path[at].kind) others[count++] = (other_kind){row, path[at].run, t->kinds[line + i]};
+                if (kind != path[at].kind) others[count++] = (other_kind){row, path[at].run, kind};
             }
         }
         known = at;
@@ -102,41 +107,42 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *stretche
                                 int64_t conversation_count, const int64_t *call_offsets, const shown_column *columns,
                                 laid_out *out)
 {
-    int64_t item = 0, text = 0, others = 0;
+    int64_t at = 0, text = 0, others = 0;
     for (int64_t s = 0; s < stretch_count; s++) {
         const int64_t plan = stretches[s], conversation = conversations[s], base = bases[s];
         if (plan < 0 || plan >= table->plans || conversation < 0 || conversation >= conversation_count) return -1;
         const int64_t first_message = message_offsets[conversation];
         const int64_t message_count = message_offsets[conversation + 1] - first_message;
         if (skips[s] < 0) return -1;
-        for (int64_t line = table->firsts[plan] + skips[s]; line < table->firsts[plan + 1]; line++, item++) {
-            out->kinds[item] = table->kinds[line];
-            out->owners[item] = table->owners[line] == NOBODY ? -1 : table->owners[line] + (int32_t)base;
-            out->is_text[item] = !table->is_ids[line];
-            int64_t start = table->starts[line], size = table->sizes[line];
-            if (table->is_ids[line]) {
-                out->starts[item] = start;
-                out->sizes[item] = size;
+        for (int64_t line = table->firsts[plan] + skips[s]; line < table->firsts[plan + 1]; line++, at++) {
+            const item one = table->items[line];
+            out->kinds[at] = one.kind;
+            out->owners[at] = one.owner == NOBODY ? -1 : one.owner + (int32_t)base;
+            out->is_text[at] = !one.is_ids;
+            int64_t start = one.start, size = one.size;
+            if (one.is_ids) {
+                out->starts[at] = start;
+                out->sizes[at] = size;
                 continue;
             }
-            const int origin = table->origins[line];
+            const int origin = one.origin;
             out->which[text] = 0; /* the buffer of fixed texts */
             if (origin > 0 && origin < WITHOUT_COLUMN) {
                 const shown_column column = columns[origin];
-                const int64_t message = table->messages[line] + base;
+                const int64_t message = one.message + base;
                 if (!column.starts || message < 0 || message >= message_count) return -1;
-                int64_t at = first_message + message;
+                int64_t place = first_message + message;
                 if (origin >= FIRST_OF_CALLS) {
-                    const int64_t call = table->calls[line];
-                    if (call < 0 || call >= call_offsets[at + 1] - call_offsets[at]) return -1;
-                    at = call_offsets[at] + call;
+                    const int64_t call = one.call;
+                    if (call < 0 || call >= call_offsets[place + 1] - call_offsets[place]) return -1;
+                    place = call_offsets[place] + call;
                 }
-                if (origin <= LAST_COUNTED && !table->operations[line]) out->whole[2 * at + origin - 1] = 1;
-                start = column.starts[at];
-                size = column.lengths[at];
+                if (origin <= LAST_COUNTED && !one.operations) out->whole[2 * place + origin - 1] = 1;
+                start = column.starts[place];
+                size = column.lengths[place];
                 out->which[text] = (uint8_t)column.buffer;
             }
-            if (origin >= WITHOUT_COLUMN || table->operations[line]) {
+            if (origin >= WITHOUT_COLUMN || one.operations) {
                 out->others[others] = text;
                 out->lines[others] = line;
                 out->bases[others] = base;
@@ -144,11 +150,11 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *stretche
             }
             out->text_starts[text] = start;
             out->text_sizes[text] = size;
-            out->opens[text] = table->opens[line];
-            out->text_items[text++] = item;
+            out->opens[text] = one.opens;
+            out->text_items[text++] = at;
         }
     }
     out->texts = text;
     out->other_count = others;
-    return item;
+    return at;
 }

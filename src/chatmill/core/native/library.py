@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 22
+ABI_VERSION = 23
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
@@ -42,7 +42,7 @@ def _word(value: Any) -> Any:
 @cache
 def _function(name: str, count: int) -> Any:
     """A compiled function; each gives an int64, or a pointer as one, and takes words of 8 bytes: both are alike."""
-    function = library()[name]
+    function = load_library(PATH)[name]
     function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_void_p,) * count
     return function
 
@@ -65,14 +65,9 @@ def int64s(*columns: ArrayLike) -> list[NDArray[np.int64]]:
     return [np.ascontiguousarray(column, dtype=np.int64) for column in columns]
 
 
-def library() -> ctypes.CDLL:
-    """Load the compiled functions on first use; raise `ChatmillError` if that fails."""
-    return load_library(PATH)
-
-
 @cache
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load a library, if its version is ours."""
+    """Load the compiled functions on first use; a `ChatmillError` if that fails, or if their version is not ours."""
     try:
         handle = ctypes.CDLL(str(path))
         handle.chatmill_abi_version.restype = ctypes.c_int64
