@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import MARK, kind_name
 from chatmill.errors import ConfigError, RecordError, TokenizerError, UnknownNameError
 from chatmill.label.presets import find_policy
+from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -132,6 +134,28 @@ def test_kinds_of_a_tool_exchange() -> None:
     assert by_kind["tool.content"] == "12"
     assert '{"name": "f"}' in by_kind["system.content"]
     assert by_kind["assistant.terminator"] == "<|im_end|><|im_end|>"
+
+
+SWITCHED = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% if enable_thinking is not false %}<think>
+{% endif %}{% endif -%}"""
+
+
+@pytest.mark.parametrize("unproved", list(Unproved))
+def test_auto_finds_the_switch_under_which_an_answer_is_proved(unproved: Unproved, tmp_path: Path) -> None:
+    """The switch is chosen per record, whatever happens to answers without a proof."""
+    path = tmp_path / "own.jinja"
+    path.write_text(SWITCHED)
+    bound = bind(path, tokenizer_for("chatml"), TemplateOptions(unproved=unproved))
+    conversation = Conversation((Message(Role.USER, "Q"), Message(Role.ASSISTANT, "A")))
+    assert bound.write(conversation).options == (("enable_thinking", False),)
+    rendered = render([conversation], bound)
+    assert rendered.turns.tolist() == [1]
+    assert rendered.untrained.tolist() == [0]
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

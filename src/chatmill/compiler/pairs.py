@@ -15,7 +15,7 @@ from chatmill.core.sides import IS_ANSWER, Side
 from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 from chatmill.errors import RecordError
 from chatmill.read.preferences import margin_of
-from chatmill.render.render import Rendered, without_failing
+from chatmill.render.render import Rendered
 
 
 def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
@@ -48,7 +48,7 @@ def refuse_pictures(batch: Conversations, rendered: Rendered) -> Rendered:
     runs = rendered.rows.own.document_runs  # rows with pictures share nothing
     rows = np.searchsorted(runs, rendered.pictures.runs, side="right") - 1
     failed = {index: picture_error() for index in np.unique(rendered.kept[rows]).tolist()}
-    return without_failing(rendered, failed, batch)
+    return rendered.without(failed, batch)
 
 
 def picture_error() -> RecordError:

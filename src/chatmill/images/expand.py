@@ -39,11 +39,11 @@ NO_PICTURES = PictureRuns(np.empty(0, dtype=np.int64), [])
 
 def look_at(
     batch: Conversations, pictures: Pictures, wanted: NDArray[np.bool_]
-) -> tuple[dict[int, list[Shown]], list[tuple[int, RecordError]]]:
+) -> tuple[dict[int, list[Shown]], dict[int, RecordError]]:
     """Look at the pictures of the wanted conversations; by number of the conversation, in order, and the errors."""
     owners = batch.owners(batch.messages.pictured)
     shown: dict[int, list[Shown]] = {}
-    failed: list[tuple[int, RecordError]] = []
+    failed: dict[int, RecordError] = {}
     for owner in np.unique(owners[wanted[owners]]).tolist():
         messages = batch.messages.parts[slice(*batch.offsets[owner : owner + 2])]
         named = [
@@ -55,8 +55,7 @@ def look_at(
         try:
             shown[owner] = pictures.look(named)
         except RecordError as error:
-            error.record_id, error.where = batch.ids[owner], batch.wheres[owner]
-            failed.append((owner, error))
+            failed[owner] = error
     return shown, failed
 
 

@@ -90,8 +90,6 @@ class Carry(NamedTuple):
 
     def moved(self, by: int) -> Carry:
         """Return the same, as it is to a message that many places further on."""
-        if not by or not self.literals:
-            return self
         return self._replace(
             literals=tuple(
                 span if span.message == NOBODY else span._replace(message=span.message - by) for span in self.literals

@@ -39,7 +39,7 @@ class FoundPlans(NamedTuple):
     """For each document the number of its conversation in the batch."""
     counts: Ints
     """What the ledger says of each conversation, a line for each; 0 for those that the template refuses."""
-    failed: list[tuple[int, RecordError]]
+    failed: dict[int, RecordError]
 
 
 def find_plans(batch: Conversations, template: ModelTemplate) -> FoundPlans:
@@ -86,7 +86,7 @@ class _Search:
         """Those of the batch."""
         self.numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         """Which of them each conversation has."""
-        self.failed: list[tuple[int, RecordError]] = []
+        self.failed: dict[int, RecordError] = {}
 
     def run(self) -> None:
         """Look for all plans."""
@@ -119,10 +119,8 @@ class _Search:
                 try:
                     plan, is_keyed = self._new(view)
                 except RecordError as error:
-                    error.record_id = error.record_id or batch.ids[index]
-                    error.where = error.where or batch.wheres[index]
                     error.__traceback__ = error.__context__ = None  # whose frames hold the batch
-                    self.failed.append((index, error))
+                    self.failed[index] = error
                 else:
                     numbers_found[place] = self._add(plan)
                     if is_keyed and store.keys.version == version:

@@ -39,6 +39,7 @@ from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn import ROOT
 from chatmill.render.jinja.turn_documents import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
 from chatmill.render.jinja.verdicts import RecordVerdicts
+from chatmill.render.stretch_table import Numbered
 from chatmill.render.stretches import Stretches
 
 NO_KEY = -1
@@ -91,8 +92,7 @@ class QuickPlans:
         self._written = self._left = 0
         """Records that were written here, and those that were not although the template's turns are known."""
         self._writer = Writer(self._describe, self._move)
-        self._marks: list[tuple[Mark, ...] | _Voice] = [()]
-        self._mark_numbers: dict[tuple[Mark, ...] | _Voice, int] = {(): 0}
+        self._marks: Numbered[tuple[Mark, ...] | _Voice] = Numbered(())
 
     @property
     def size(self) -> int:
@@ -134,20 +134,14 @@ class QuickPlans:
             return NEVER
         numbers: list[int] = []
         for at, marks in marks_of(answer, outputs, is_cut=is_cut).items():
-            numbers += (at - first, self._number(marks))
+            numbers += (at - first, self._marks.number(marks))
         return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
 
     def voice(self, header: str, opening: str) -> int:
         """Return the number of what an answer is where it has no marks; the next: before an end, changed, and both."""
         ways = ((False, False), (True, False), (False, True), (True, True))
-        numbers = [self._number(_Voice(header, opening, *way)) for way in ways]
+        numbers = [self._marks.number(_Voice(header, opening, *way)) for way in ways]
         return 0 if len(self._marks) > MAX_MARK else numbers[0]
-
-    def _number(self, marks: tuple[Mark, ...] | _Voice) -> int:
-        number = self._mark_numbers.setdefault(marks, len(self._marks))
-        if number == len(self._marks):
-            self._marks.append(marks)
-        return number
 
     def _describe(self, segment: int) -> Described:
         facts = self._renderer.segments.facts[segment]

@@ -61,13 +61,11 @@ class Rendered:
     """The runs of the tokens that are pictures."""
 
     @classmethod
-    def of(
-        cls, rows: SharedRows, kept: Ints, failed: Sequence[tuple[int, RecordError]] = (), **counts: Ints
-    ) -> Rendered:
+    def of(cls, rows: SharedRows, kept: Ints, **counts: Ints) -> Rendered:
         """A rendering; what is not counted is 0."""
         columns: dict[str, Any] = dict.fromkeys(PER_DOCUMENT, np.zeros(len(kept), dtype=np.int64))
         columns |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
-        return cls(rows=rows, failed=tuple(failed), **{**columns, **counts, "kept": kept})
+        return cls(rows=rows, failed=(), **{**columns, **counts, "kept": kept})
 
     @property
     def tokens(self) -> Tokens:
@@ -81,6 +79,17 @@ class Rendered:
         if len(pictures.runs):
             pictures = pictures.taken(ranges(runs[chosen], np.diff(runs)[chosen]))
         return replace(self, rows=SharedRows.apart(self.tokens.take(chosen)), pictures=pictures, **counts)
+
+    def without(self, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
+        """The rendering without the conversations that have an error."""
+        if not failed:
+            return self
+        for index, error in failed.items():
+            error.record_id = error.record_id or batch.ids[index]
+            error.where = error.where or batch.wheres[index]
+        stays = ~np.isin(self.kept, list(failed))
+        kept = self if stays.all() else self.take(np.flatnonzero(stays))
+        return replace(kept, failed=tuple(sorted([*self.failed, *failed.items()], key=itemgetter(0))))
 
     @classmethod
     def joined(cls, parts: Sequence[Rendered]) -> Rendered:
@@ -178,11 +187,7 @@ def _with_samples(rendered: Rendered, batch: Conversations, bound: ModelTemplate
     """A rendering in which sampled answers are the tokens that were sampled."""
     samples = with_samples(rendered.tokens, rendered.kept, batch, bound)
     rendered = replace(rendered, rows=SharedRows.apart(samples.tokens), sampled=samples.counts)
-    if not samples.failed:
-        return rendered
-    failed = sorted([*rendered.failed, *samples.failed.items()], key=itemgetter(0))
-    stays = np.flatnonzero(~np.isin(rendered.kept, list(samples.failed)))
-    return replace(rendered.take(stays), failed=tuple(failed))
+    return rendered.without(samples.failed, batch)
 
 
 def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rendered:
@@ -190,7 +195,8 @@ def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rende
     laid = lay_calls(batch, places, bound)
     is_first = np.diff(laid.kept, prepend=-1) > 0
     turns = np.where(is_first, np.diff(batch.offsets)[laid.kept], 0)
-    return Rendered.of(SharedRows.apart(laid.tokens), laid.kept, laid.failed, turns=turns, sampled=laid.counts)
+    rendered = Rendered.of(SharedRows.apart(laid.tokens), laid.kept, turns=turns, sampled=laid.counts)
+    return rendered.without(laid.failed, batch)
 
 
 def _columns_of(conversations: Sequence[Conversation]) -> Conversations:
@@ -223,7 +229,7 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
     counts = np.where(is_first[:, None], of_conversations[kept], 0)
     names = ("turns", "unstable", "untrained", "appended", "stripped")
     named = dict(zip(names, counts.T, strict=False))
-    return Rendered.of(filled.rows, kept, plans.failed, lost=counts[:, len(names) :], **named)
+    return Rendered.of(filled.rows, kept, lost=counts[:, len(names) :], **named).without(plans.failed, batch)
 
 
 def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
@@ -235,21 +241,11 @@ def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplat
         wanted = np.zeros(len(batch), dtype=np.bool_)
         wanted[rendered.kept] = True
         shown, bad = look_at(batch, bound.pictures, wanted)
-        rendered = without_failing(rendered, dict(bad), batch)
-    rendered = without_failing(rendered, bound.expander.misplaced(rendered.tokens, rendered.kept, batch, shown), batch)
-    rendered = without_failing(rendered, bound.expander.spelled(rendered.tokens, rendered.kept), batch)
+        rendered = rendered.without(bad, batch)
+    rendered = rendered.without(bound.expander.misplaced(rendered.tokens, rendered.kept, batch, shown), batch)
+    rendered = rendered.without(bound.expander.spelled(rendered.tokens, rendered.kept), batch)
     tokens, pictures = bound.expander.expanded(rendered.tokens, rendered.kept, shown)
     return replace(rendered, rows=SharedRows.apart(tokens), pictures=pictures)
-
-
-def without_failing(rendered: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
-    """A rendering without the conversations that have an error."""
-    if not failed:
-        return rendered
-    for index, error in failed.items():
-        error.record_id, error.where = batch.ids[index], batch.wheres[index]
-    both = sorted([*rendered.failed, *failed.items()], key=itemgetter(0))
-    return replace(rendered.take(np.flatnonzero(~np.isin(rendered.kept, list(failed)))), failed=tuple(both))
 
 
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:

@@ -107,7 +107,7 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
         return Sampled(tokens, counts, {})
     is_cut_and_ended = is_cut[answers.spans.places] & is_ended
     wrong = _not_fitting(answers.spans, matches, is_taken, is_cut_and_ended, chat.tokenizer)
-    failed = _failures(chain(_never_shown(spans, batch), wrong), batch, kept)
+    failed = failures(chain(_never_shown(spans, batch), wrong), batch, kept)
     is_open = is_cut[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
@@ -259,39 +259,39 @@ def comparable_bytes(tokenizer: Tokenizer) -> list[bytes]:
     return pieces
 
 
-class _Wrong(NamedTuple):
+class Wrong(NamedTuple):
     """What is wrong with a field of a message, which is counted in the batch."""
 
     place: int
     field: str
+    """Empty for the whole message."""
     code: str
     says: str
 
 
-def _failures(wrongs: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
-    """The first error of each record that has documents."""
+def failures(wrongs: Iterable[Wrong], batch: Conversations, records: Container[int]) -> dict[int, RecordError]:
+    """The first error of each of the records."""
     failed: dict[int, RecordError] = {}
     for place, field, code, sentence in wrongs:
         record = int(batch.owners(np.array([place]))[0])
-        if record in kept and record not in failed:
-            path = f"messages[{place - int(batch.offsets[record])}].{field}"
+        if record in records and record not in failed:
+            path = f"messages[{place - int(batch.offsets[record])}]" + (field and f".{field}")
             failed[record] = RecordError(sentence, code=code, path=path)
-            failed[record].record_id, failed[record].where = batch.ids[record], batch.wheres[record]
     return failed
 
 
-def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[_Wrong]:
+def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[Wrong]:
     """Messages with sampled tokens that no document shows."""
     shown = np.zeros(len(batch.messages), dtype=np.bool_)
     shown[spans.places] = True
     for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
         says = "the template writes nothing where these tokens belong"
-        yield _Wrong(place, "token_ids", code="tokens_differ", says=says)
+        yield Wrong(place, "token_ids", code="tokens_differ", says=says)
 
 
 def _not_fitting(
     spans: _Spans, matches: Mapping[int, _Match], is_taken: Flags, is_cut_and_ended: Flags, tokenizer: Tokenizer
-) -> Iterator[_Wrong]:
+) -> Iterator[Wrong]:
     """Messages whose sampled tokens are not what they must be."""
     wrong = ~spans.is_context & ~is_taken
     wrong_ones = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
@@ -300,17 +300,17 @@ def _not_fitting(
         if wrong[number]:
             yield _difference(place, matches[number], tokenizer)
         else:
-            yield _Wrong(place, "finish_reason", code="bad_token_ids", says=ENDED_AND_CUT)
+            yield Wrong(place, "finish_reason", code="bad_token_ids", says=ENDED_AND_CUT)
 
 
-def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> _Wrong:
+def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> Wrong:
     """What is wrong with the tokens of one span."""
     if not match.is_known:
         table = comparable_bytes(tokenizer)
         strange = next(token for token in match.ids.tolist() if token >= len(table) or not table[token])
         where = f"the vocabulary of {tokenizer.name!r}"
         says = f"the id {strange} is not in {where}: was another model sampled?"
-        return _Wrong(place, "token_ids", code="bad_token_ids", says=says)
+        return Wrong(place, "token_ids", code="bad_token_ids", says=says)
     said, text = tokenizer.decode(match.ids), tokenizer.decode(match.rendered)
     at = common_length(np.array(list(said)), np.array(list(text)))
     says = (
@@ -318,7 +318,7 @@ def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> _Wrong:
         f"{said[at : at + SHOWN]!r}, the message {text[at : at + SHOWN]!r}. To train the tokens as they are: trust: "
         "tokens (--set trust=tokens); the text: take token_ids away"
     )
-    return _Wrong(place, "token_ids", code="tokens_differ", says=says)
+    return Wrong(place, "token_ids", code="tokens_differ", says=says)
 
 
 def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[int, _Match]) -> tuple[Tokens, Ints]:

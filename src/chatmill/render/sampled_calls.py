@@ -6,7 +6,7 @@ row begins. What was sampled is trained, and all of it once.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.render.jinja.options import Expand
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.sampled import CONTENT, ENDED_AND_CUT, NOTES, STOP, cut_off
+from chatmill.render.sampled import CONTENT, ENDED_AND_CUT, NOTES, STOP, Wrong, cut_off, failures
 
 Ints = NDArray[np.int64]
 PROMPT = kind(RoleCode.NONE, Part.CONTENT)
@@ -36,7 +36,7 @@ class Laid(NamedTuple):
     """The record of each row."""
     counts: Ints
     """A column for each of `NOTES`."""
-    failed: tuple[tuple[int, RecordError], ...]
+    failed: dict[int, RecordError]
 
 
 def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
@@ -52,7 +52,7 @@ def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
 def lay_calls(batch: Conversations, places: Ints, chat: ModelTemplate) -> Laid:
     """The rows of the records at these places."""
     calls = _Calls(batch, chat)
-    failed = calls.refused(set(places.tolist()))
+    failed = failures(calls.wrong(), batch, set(places.tolist()))
     return calls.laid(places[~np.isin(places, list(failed))], failed)
 
 
@@ -74,36 +74,29 @@ class _Calls:
         """Calls whose tokens end with a stop."""
         self._is_ended[self._has_prompt] = np.isin(self._ids[self._offsets[1:][self._has_prompt] - 1], stops)
 
-    def refused(self, places: Container[int]) -> dict[int, RecordError]:
-        """What is wrong with records: all answers must have their prompts, or texts next to them would be lost."""
-        batch, is_wrong = self._batch, self._lacks_prompt
+    def wrong(self) -> Iterator[Wrong]:
+        """What is wrong with messages: all answers must have their prompts, or texts next to them would be lost."""
+        is_wrong = self._lacks_prompt
         for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
             is_wrong = is_wrong | (segment_sums(ids >= self._vocabulary, offsets) > 0)
-        failed: dict[int, RecordError] = {}
-        for wrong in (is_wrong, self._is_ended & cut_off(batch)):
-            found = np.flatnonzero(wrong)
-            for place, record in zip(found.tolist(), batch.owners(found).tolist(), strict=True):
-                if record in places and record not in failed:
-                    error = failed[record] = self._problem(place, f"messages[{place - int(batch.offsets[record])}]")
-                    error.record_id, error.where = batch.ids[record], batch.wheres[record]
-        return failed
+        yield from map(self._problem, np.flatnonzero(is_wrong).tolist())
+        for place in np.flatnonzero(self._is_ended & cut_off(self._batch)).tolist():
+            yield Wrong(place, "finish_reason", "bad_token_ids", ENDED_AND_CUT)
 
-    def _problem(self, place: int, path: str) -> RecordError:
-        """What is wrong with a message."""
+    def _problem(self, place: int) -> Wrong:
+        """What is wrong with the ids of a message."""
         if self._lacks_prompt[place]:
             sentence = (
                 "other answers of this record have prompt_token_ids, and this one has none: give all of them, or "
                 "take prompt_token_ids away to train token_ids in the conversation that the template renders"
             )
-            return RecordError(sentence, code="bad_token_ids", path=f"{path}.prompt_token_ids")
-        for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
-            largest = int(ids[offsets[place] : offsets[place + 1]].max(initial=0))
-            if largest >= self._vocabulary:
-                sentence = f"the id {largest} is not in the vocabulary of {self._vocabulary:,} ids: was another model"
-                return RecordError(f"{sentence} sampled?", code="bad_token_ids", path=path)
-        return RecordError(ENDED_AND_CUT, code="bad_token_ids", path=f"{path}.finish_reason")
+            return Wrong(place, "prompt_token_ids", "bad_token_ids", sentence)
+        pairs = ((self._sent, self._sent_offsets), (self._ids, self._offsets))
+        largest = max(int(ids[offsets[place] : offsets[place + 1]].max(initial=0)) for ids, offsets in pairs)
+        sentence = f"the id {largest} is not in the vocabulary of {self._vocabulary:,} ids: was another model sampled?"
+        return Wrong(place, "", "bad_token_ids", sentence)
 
-    def laid(self, records: Ints, failed: Mapping[int, RecordError]) -> Laid:
+    def laid(self, records: Ints, failed: dict[int, RecordError]) -> Laid:
         """The rows of these records: of each call what is new in its prompt, what was sampled, and the stop."""
         owners = np.full(len(self._batch), -1, dtype=np.int64)
         owners[records] = np.arange(len(records))
@@ -157,7 +150,7 @@ class _Calls:
             message_weights=batch.messages.weights[ranges(batch.offsets[kept], counts)].astype(np.float32),
             logprobs=self._logprobs(which, starts, sizes),
         )
-        return Laid(tokens, kept, noted, tuple(failed.items()))
+        return Laid(tokens, kept, noted, failed)
 
     def _joined(self, calls: Ints, owners: Ints) -> tuple[Ints, Ints]:
         """For each call the number of its row in its record, and how many ids of its prompt the row has before it.

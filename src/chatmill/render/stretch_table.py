@@ -7,8 +7,8 @@ messages or tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,26 @@ from chatmill.render.document_items import Ids, TextPart
 from chatmill.render.jinja.expressions import Expression
 from chatmill.render.text_columns import Operations, column_of
 
+T = TypeVar("T", bound=Hashable)
 _Line = tuple[Any, ...]
 """An item as a line of the table, without its form."""
 _FIXED, _COMPUTED = int(Origin.FIXED), int(Origin.COMPUTED)  # NumPy takes plain numbers far quicker
+
+
+class Numbered(list[T]):
+    """Different values, each with its place in the list for a number."""
+
+    def __init__(self, *values: T) -> None:
+        """Those that have numbers from the beginning."""
+        super().__init__(values)
+        self._numbers = {value: number for number, value in enumerate(values)}
+
+    def number(self, value: T) -> int:
+        """The number of a value; a new one gets the next."""
+        number = self._numbers.setdefault(value, len(self))
+        if number == len(self):
+            self.append(value)
+        return number
 
 
 class StretchTable:
@@ -35,10 +52,8 @@ class StretchTable:
         self._text = bytearray()
         self._known_ids: dict[tuple[int, ...], int] = {}
         self._known_texts: dict[str, int] = {}
-        self.operations: list[Operations] = [()]
-        self._operation_numbers: dict[Operations, int] = {(): 0}
-        self.expressions: list[Expression] = []
-        self._expression_numbers: dict[Expression, int] = {}
+        self.operations: Numbered[Operations] = Numbered(())
+        self.expressions: Numbered[Expression] = Numbered()
         self._table: ItemTable | None = None
         self._forms: dict[_Line, int] = {}
 
@@ -63,9 +78,9 @@ class StretchTable:
             return (start, size, item.message, 0, 0, 0, 0, item.kind, _FIXED, False, item.opens)
         place = column_of(item.expression, self._arguments_are_text)
         if place is None:
-            number = self._number(self._expression_numbers, self.expressions, item.expression)
+            number = self.expressions.number(item.expression)
             return (0, 0, item.message, 0, 0, 0, number, item.kind, _COMPUTED, False, item.opens)
-        applied = self._number(self._operation_numbers, self.operations, place.operations)
+        applied = self.operations.number(place.operations)
         source = (place.message, place.call, applied, 0)
         return (0, 0, item.message, *source, item.kind, int(place.origin), False, item.opens)
 
@@ -75,14 +90,6 @@ class StretchTable:
             start = self._known_texts[text] = len(self._text)
             self._text += raw
         return start, len(raw)
-
-    @staticmethod
-    def _number(numbers: dict[Any, int], listed: list[Any], value: Any) -> int:
-        number = numbers.get(value)
-        if number is None:
-            number = numbers[value] = len(listed)
-            listed.append(value)
-        return number
 
     @property
     def size(self) -> int:

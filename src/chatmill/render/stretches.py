@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from chatmill.render.document_items import Carry, TokenRules, items_of
+from chatmill.render.document_items import TokenRules, items_of
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.render.jinja.questions import shifted_question
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.segments import common
 from chatmill.render.jinja.turn_documents import Entry, Labels
-from chatmill.render.stretch_table import StretchTable
+from chatmill.render.stretch_table import Numbered, StretchTable
 
 Remembered = Callable[[Any, int, Callable[[Notes], Any]], Any]
 """Gives what was found for a key and the replies of a record; else looks, and remembers it."""
@@ -27,8 +27,7 @@ class Stretches:
         self._rules = rules
         self.table = StretchTable(arguments_are_text=arguments_are_text)
         self._known: dict[tuple[Labels | None, int, int], tuple[int, int]] = {}
-        self._carries: list[Carry] = [rules.first]
-        self._carry_numbers: dict[Carry, int] = {rules.first: 0}
+        self._carries = Numbered(rules.first)
         self._moved: dict[tuple[int, int], int] = {}
 
     def of(
@@ -82,13 +81,7 @@ class Stretches:
             return carry
         number = self._moved.get((carry, by))
         if number is None:
-            number = self._moved[carry, by] = self._carry_number(self._carries[carry].moved(by))
-        return number
-
-    def _carry_number(self, carry: Carry) -> int:
-        number = self._carry_numbers.setdefault(carry, len(self._carries))
-        if number == len(self._carries):
-            self._carries.append(carry)
+            number = self._moved[carry, by] = self._carries.number(self._carries[carry].moved(by))
         return number
 
     def _items(
@@ -102,7 +95,7 @@ class Stretches:
         replies = Notes()
         items, left = items_of(tuple(spans), self._rules, replies, self._carries[carry])
         notes.add({shifted_question(question, base): reply for question, reply in replies.replies.items()})
-        return self.table.add(items) if items else -1, self._carry_number(left)
+        return self.table.add(items) if items else -1, self._carries.number(left)
 
     def _as_one(self, entries: Sequence[Entry], labels: Labels, view: RecordView) -> Entry:
         """Return a whole document as one stretch."""
