@@ -99,14 +99,14 @@ class StretchTable:
     @property
     def table(self) -> ItemTable:
         """All stretches."""
-        known = self._table
-        if known is None or len(known.firsts) < len(self._firsts):  # a stretch may have no items
+        table = self._table
+        if table is None or len(table.firsts) < len(self._firsts):  # a stretch may have no items
             new = np.array(self._new, dtype=ITEM)
             self._new = []
-            self._table = ItemTable(
+            table = self._table = ItemTable(
                 firsts=np.array(self._firsts, dtype=np.int64),
-                items=new if known is None else np.concatenate([known.items, new]),
+                items=new if table is None else np.concatenate([table.items, new]),
                 ids=np.array(self._ids, dtype=np.int32),
                 text=np.frombuffer(bytes(self._text), dtype=np.uint8),
             )
-        return self._table
+        return table
