@@ -21,7 +21,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from chatmill.auditor.report import AuditReport
 from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
+from chatmill.render.jinja.options import Unproved
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.tokenizer.load import load_tokenizer
@@ -195,7 +196,7 @@ def make_job(folder: Path, name: str, today: str) -> Job:
     found = find_template(name)
     assert isinstance(found, JinjaSource)
     peer.bos_token = found.named_tokens.get("bos_token", peer.bos_token)  # LLaMA-Factory writes the tokenizer's
-    bound = bind(found, load_tokenizer(peer), given_options(None, today, unproved="untrained"))
+    bound = bind(found, load_tokenizer(peer), replace(given_options(None, today), unproved=Unproved.UNTRAINED))
     assert isinstance(bound, ModelTemplate)
     stops = [one for one in bound.stops.names if one in text]
     peer.eos_token = stops[0]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from chatmill import Conversation, Message, Role, audit
 from chatmill.read.conversations import read_conversations
+from chatmill.render.jinja.options import Unproved
 from chatmill.render.registry import bind, find_template, given_options
 from tests.audit.sets import DAY, bound_template, clean_rows, conversations, joined
 from tests.data.tokenizer_files import loaded
@@ -155,7 +157,9 @@ def test_rows_that_are_cut_at_one_length_have_no_answers_without_a_stop(limit: i
 def test_turns_are_known_where_answers_without_proof_are_left_untrained() -> None:
     """A probe whose answer has no proof says nothing about where answers begin."""
     strict = bound_template("qwen2_5")
-    lenient = bind(find_template("qwen2_5"), strict.tokenizer, given_options(None, "2026-01-01", unproved="untrained"))
+    lenient = bind(
+        find_template("qwen2_5"), strict.tokenizer, replace(given_options(None, DAY), unproved=Unproved.UNTRAINED)
+    )
     report = audit(clean_rows(strict), lenient)
     assert report.findings == ()
     assert report.unknown == ()

@@ -15,10 +15,11 @@ from typing import Any
 from unittest import mock
 
 from chatmill.core.conversation import Conversation
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind, find_template, given_options
+from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import with_control_tokens
 
@@ -48,7 +49,7 @@ def with_tokens_of(templates: Iterable[str], ours: Any, theirs: Any) -> tuple[An
 
 def bound(template: str, ours: Any) -> ModelTemplate:
     """A template whose rows are whole renderings."""
-    made = bind(template, ours, given_options(today=DATE.isoformat(), expand="none", unproved="untrained"))
+    made = bind(template, ours, TemplateOptions(today=DATE, expand=Expand.NONE, unproved=Unproved.UNTRAINED))
     assert isinstance(made, ModelTemplate)
     return made
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.images.find_rule import FILES as PICTURE_FILES
-from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import TOKEN_NAMES, JinjaSource, ModelTemplate
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.load import JSON_FILES
@@ -77,26 +77,13 @@ def bind(
     return ModelTemplate(find_template(template), tokenizer, given)
 
 
-def given_options(
-    options: Mapping[str, Any] | None = None,
-    today: str | None = None,
-    expand: str | None = None,
-    unproved: str | None = None,
-) -> TemplateOptions:
+def given_options(options: Mapping[str, Any] | None = None, today: str | None = None) -> TemplateOptions:
     """Options of a template from words, as a command line has them."""
     try:
         day = None if today is None else datetime.date.fromisoformat(today)
     except ValueError:
         raise ConfigError(f"a date is YYYY-MM-DD, not {today!r}") from None
-    for name, value, names in (("expand", expand, Expand), ("unproved", unproved, Unproved)):
-        if value is not None and value not in list(names):
-            raise UnknownNameError(name, value, [str(allowed) for allowed in names])
-    return TemplateOptions(
-        options=options or {},
-        today=day,
-        expand=Expand(expand or Expand.TURNS),
-        unproved=Unproved(unproved or Unproved.REFUSE),
-    )
+    return TemplateOptions(options=options or {}, today=day)
 
 
 def has_template(folder: str | os.PathLike[str]) -> bool:

@@ -169,9 +169,7 @@ class FoundAnswers(NamedTuple):
         return FoundAnswer._make(self.table[number, 6:].tolist())
 
 
-def known_conversation(
-    renderings: Renderings, answers: FoundAnswers, roles: NDArray[np.uint8] | None = None
-) -> NDArray[np.int64]:
+def known_conversation(renderings: Renderings, answers: FoundAnswers, roles: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Make the `conversation` struct of replay.h; the arrays must outlive it."""
     arrays = (roles, renderings.classes, renderings.outputs_of_all, renderings.table, answers.table)
     return struct(*arrays, renderings.messages, len(renderings.table), len(answers.table))
