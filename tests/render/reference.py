@@ -56,8 +56,8 @@ def as_dicts(conversation: Conversation) -> list[dict[str, Any]]:
     return messages
 
 
-def reference_ids(conversation: Conversation, template: str, tokenizer: Any, **options: Any) -> list[int]:
-    encoded = tokenizer.apply_chat_template(
+def applied(conversation: Conversation, template: str, tokenizer: Any, **options: Any) -> Any:
+    return tokenizer.apply_chat_template(
         as_dicts(conversation),
         tools=list(conversation.tools) or None,
         chat_template=template,
@@ -65,16 +65,12 @@ def reference_ids(conversation: Conversation, template: str, tokenizer: Any, **o
         return_dict=True,
         **options,
     )
-    return list(encoded["input_ids"])
+
+
+def reference_ids(conversation: Conversation, template: str, tokenizer: Any, **options: Any) -> list[int]:
+    return list(applied(conversation, template, tokenizer, **options)["input_ids"])
 
 
 def reference_ids_and_mask(conversation: Conversation, template: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    encoded = tokenizer.apply_chat_template(
-        as_dicts(conversation),
-        tools=list(conversation.tools) or None,
-        chat_template=template,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-    )
+    encoded = applied(conversation, template, tokenizer, return_assistant_tokens_mask=True)
     return list(encoded["input_ids"]), list(encoded["assistant_masks"])
