@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.documents import open_dataset
 from chatmill.store.tree_rows import RowsOfTrees
+from tests.cli.run import invoke
 from tests.compiler.builds import write_jsonl
 from tests.compiler.tree_rows import thinking_chats
 
@@ -120,3 +122,19 @@ def test_diff_compares_rows_of_trees(tmp_path: Path, built: Path) -> None:
     rows = RowsOfTrees(open_dataset(built).splits["train"])
     of_tree = int((rows.trees_of(np.arange(len(rows))) == 3).sum())
     assert changed.counts["ids"] == of_tree
+
+
+def test_inspect_shows_the_row_of_a_branch(tmp_path: Path, built: Path) -> None:
+    export_dataset(built, "parquet", tmp_path / "rows", trees="expand")
+    rows = pq.read_table(next((tmp_path / "rows").rglob("*.parquet"))).to_pylist()
+    expected = Counter((tuple(row["input_ids"]), sum(row["loss_mask"])) for row in rows)
+    shown: Counter[tuple[tuple[int, ...], int]] = Counter()
+    trees = open_dataset(built).splits["train"]
+    for episode, branches in enumerate(trees.branches(np.arange(len(trees))).counts.tolist()):
+        for branch in range(branches + 1):
+            result = invoke("inspect", built, "--episode", episode, "--branch", branch, "--json")
+            (document,) = json.loads(result.output)["documents"]
+            ids = tuple(token for run in document["runs"] for token in run["ids"])
+            shown[ids, document["trained"]] += 1
+    assert shown == expected
+    assert "there is no branch 99" in str(invoke("inspect", built, "--branch", 99).exception)

@@ -60,6 +60,10 @@ def command(
         int | None, option("--episode", "N", "Episode N, also of packed rows.", rich_help_panel="Datasets")
     ] = None,
     row: Annotated[int | None, option("--row", "N", "Packed row N.", rich_help_panel="Datasets")] = None,
+    branch: Annotated[
+        int | None,
+        option("--branch", "N", "For trees: the row of branch N alone, 0 for the trunk.", rich_help_panel="Datasets"),
+    ] = None,
     record_id: Annotated[
         str | None, option("--id", "ID", "All items of one record.", rich_help_panel="Datasets")
     ] = None,
@@ -73,7 +77,7 @@ def command(
     from chatmill.look.terminal import screen, show
 
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
-    choosing = {"--split": split, "--episode": episode, "--row": row, "--id": record_id}
+    choosing = {"--split": split, "--episode": episode, "--row": row, "--branch": branch, "--id": record_id}
     most_lines = 0 if full else LINES
     if not is_dataset(data):
         from chatmill.cli.raw_files import show_conversations
@@ -98,7 +102,7 @@ def command(
         """Yield the views one at a time; note wrong boundaries."""
         for item in chosen:
             problems.extend([item.problem] if item.problem else [])
-            yield view_item(item, opened.decoder, shown_split.layout.item)
+            yield view_item(item if branch is None else item.row(branch), opened.decoder, shown_split.layout.item)
 
     if as_json:
         for view in views():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
 from chatmill.core.tokens import Tokens
+from chatmill.core.trees import Branches, rows_of_tree
+from chatmill.errors import ConfigError
 from chatmill.images.column import StoredPicture, picture_columns, stored_pictures
 from chatmill.images.expand import NO_PICTURES, PictureRuns
 
@@ -88,6 +90,24 @@ class Item:
             return np.flatnonzero(np.diff(self.messages, prepend=-2))
         texts = np.union1d(self.starts, np.array([start for start, _ in self.branches], dtype=np.int64))
         return texts if self.kinds is None else message_starts(self.kinds, texts)
+
+    def row(self, branch: int) -> Item:
+        """Make the row of one branch of a tree, 0 for the trunk: what a model would read up to its end.
+
+        What is trained in an earlier row is not trained here.
+        """
+        if len(self.starts) != 1 or not 0 <= branch <= len(self.branches):
+            raise ConfigError(
+                f"there is no branch {branch}: this {'item' if len(self.starts) != 1 else 'tree'} has "
+                f"{len(self.branches)}, and 0 is the trunk"
+            )
+        places = np.array(self.branches, dtype=np.int64).reshape(-1, 2)
+        of_tree = Branches(offsets=np.array([0, len(places)]), starts=places[:, 0], depths=places[:, 1])
+        ends = of_tree.positions_and_ends(np.array([len(self.ids)]))[1]
+        path, older = list(rows_of_tree(ends, places[:, 0]))[branch]
+        weights = None if self.weights is None else np.where(np.arange(len(path)) < older, 0, self.weights[path])
+        kinds = None if self.kinds is None else self.kinds[path]
+        return replace(self, ids=self.ids[path], weights=weights, kinds=kinds, branches=())
 
     def run_starts(self) -> Ints:
         """Find where runs start: neighbouring tokens of one document, message, kind, span and weight."""

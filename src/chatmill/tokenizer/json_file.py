@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Container, Mapping
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,8 @@ from chatmill.errors import TokenizerError
 SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 """Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ESCAPE = re.compile(rb"\\.")
+_NEEDED_ESCAPES = {b'\\"', b"\\\\"}
 
 
 class TokenizerJson:
@@ -123,8 +126,16 @@ class TokenizerJson:
         model = {name: self.model(name) for name in self._model if name not in ("vocab", "merges")}
         flags = {name: value for name, value in model.items() if value not in (None, False, "")}
         rules = [flags, self.vocab, self.part("normalizer"), self.part("pre_tokenizer")]
-        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in self.model("merges") or []]
-        return hashlib.sha256(msgspec.json.encode(rules, order="sorted") + msgspec.json.encode(merges)).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(rules, order="sorted") + self._canonical_merges()).hexdigest()
+
+    def _canonical_merges(self) -> bytes:
+        """Write the merges as JSON pairs without white space and needless escapes."""
+        raw = bytes(self._model.get("merges", b"null"))
+        compact = msgspec.json.format(raw, indent=-1)
+        if compact.startswith(b"[[") and set(_ESCAPE.findall(compact)) <= _NEEDED_ESCAPES:
+            return compact  # encoding what it says would give the same, and takes half a second for a large vocabulary
+        merges = msgspec.json.decode(raw) or []
+        return msgspec.json.encode([merge.split(" ") if isinstance(merge, str) else merge for merge in merges])
 
 
 def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, bytes]:
