@@ -19,6 +19,7 @@ from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameErro
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.load.token_stream import make_loader
 from chatmill.pack.stream import PackedStream, pack_post_training_stream
+from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.train.checkpoint import checkpoints, read_state
 from chatmill.train.options import TrainOptions, checked
 from chatmill.train.trainer import Batch, FitResult, RunOutcome, _Run, fit, learning_rate, make_optimizer
@@ -115,6 +116,22 @@ def test_the_loss_equals_a_loop_over_single_targets(tmp_path: Path) -> None:
     assert got == pytest.approx(math.fsum(losses) / len(losses), abs=1e-9)
 
 
+def test_the_span_loss_knows_reasoning_from_the_stored_kinds(tmp_path: Path) -> None:
+    header, content, reasoning, user = 33, 34, 35, 26  # assistant.header, .content, .reasoning, user.content
+    kinds = [user, header, reasoning, reasoning, content, content, content]
+    with EpisodeWriter(tmp_path, "train") as writer:
+        for first in range(0, 40, 5):
+            writer.append([first + t for t in range(7)], [0, 0, 1, 1, 1, 1, 1], kinds=kinds)
+    for pack in (False, True):
+        result = fit(tiny_model(), loader_over(tmp_path, pack=pack), steps=1, loss="span", w_r=2.0, w_f=0.5)
+        values = result.history[0]
+        assert values["tokens_r"] * 3 == values["tokens_f"] * 2 > 0
+        assert values["loss"] == pytest.approx(2 * values["loss_r"] + 0.5 * values["loss_f"])
+    write_set(tmp_path / "plain", small_items(9))
+    with pytest.raises(ConfigError, match="store kinds"):
+        fit(tiny_model(), loader_over(tmp_path / "plain"), steps=1, loss="span")
+
+
 def test_the_rate_rises_and_falls_and_vectors_do_not_decay() -> None:
     options = TrainOptions(learning_rate=1.0)
     rates = [learning_rate(options, step, 100) for step in range(100)]
@@ -156,6 +173,7 @@ def test_options_are_checked() -> None:
         ({"learning_rate": 0}, r"learning_rate: .* \(found 0\)"),
         ({"warmup_pct": 1.5}, r"warmup_pct: .* \(found 1.5\)"),
         ({"steps": 2.5}, r"steps: .* \(found 2.5\)"),
+        ({"loss": "mean"}, "loss: should be 'weighted' or 'span'"),
         ({"steps": 3, "epochs": 1}, "one of them"),
         ({"post_training": True, "epochs": 2}, "one pass"),
     ):
