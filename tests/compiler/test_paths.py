@@ -79,17 +79,16 @@ def test_a_pattern_without_a_match_says_what_is_there(home: Path, pattern: str, 
 
 def test_what_a_folder_holds_and_is_not_read_is_named(home: Path) -> None:
     assert not_read_sentences(["data/*.jsonl", "data/a.jsonl", "s3://data"]) == []
-    assert not_read_sentences(["data"]) == ["Not read in data: 2 folders (deep/, folder.jsonl/)."]
+    assert not_read_sentences(["data"]) == ["Not read in data: folders (deep/, folder.jsonl/)."]
     for name in ("notes.txt", "a.jsonl.bak"):
         (home / "data" / name).write_text("")
     assert not_read_sentences(["data"]) == [
-        "Not read in data: 2 files whose endings are not known (a.jsonl.bak, notes.txt) and 2 folders "
-        "(deep/, folder.jsonl/)."
+        "Not read in data: files of unknown endings (a.jsonl.bak, notes.txt) and folders (deep/, folder.jsonl/)."
     ]
     for number in range(9):
         (home / "data" / "deep" / f"{number}.md").write_text("")
     (home / "data" / "deep" / "er.jsonl").write_text("")
     [sentence] = not_read_sentences(["data/deep"])
-    assert "9 files whose endings are not known (0.md, 1.md, 2.md, 3.md, 4.md and 4 more)" in sentence
+    assert "files of unknown endings (0.md, 1.md, 2.md, 3.md, 4.md and 4 more)" in sentence
     (home / "data" / "deep" / "state.json").write_text("{}")  # a folder of `datasets` says itself what is in it
     assert not_read_sentences(["data/deep"]) == []

@@ -211,7 +211,7 @@ def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "chats").mkdir()
     write_jsonl(tmp_path / "chats" / "a.jsonl", [record()])
     (tmp_path / "chats" / "b.jsonl.bak").write_text("")
-    sentence = "1 file whose ending is not known (b.jsonl.bak)."
+    sentence = "files of unknown endings (b.jsonl.bak)."
     chats = str(tmp_path / "chats")
     for words in (
         ["build", chats, "-t", "bytes", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0", "--json"],

@@ -50,23 +50,16 @@ def not_read_sentences(patterns: Sequence[str]) -> list[str]:
     unread = ((name, *not_read(folder)) for folder, name in dict(local).items() if os.path.isdir(folder))
     sentences = [_not_read_sentence(name, files, below) for name, files, below in unread if files or below]
     paths = Counter(os.path.relpath(path) for path, name in local if name != STDIN)
-    again = [path for path, count in paths.items() if count > 1]
-    if again:
-        noun = "is named more than once and is" if len(again) == 1 else "are named more than once and are"
-        way_out = "the weight of a source takes records several times"
-        sentences.append(f"{_listed(again)} {noun} read once: {way_out}.")
+    if again := [path for path, count in paths.items() if count > 1]:
+        sentences.append(
+            f"Named more than once and read once: {_listed(again)}. The weight of a source repeats records."
+        )
     return sentences
 
 
 def _not_read_sentence(folder: str, files: list[str], below: list[str]) -> str:
-    parts = []
-    if files:
-        noun = "file whose ending is" if len(files) == 1 else "files whose endings are"
-        parts.append(f"{len(files):,} {noun} not known ({_listed(files)})")
-    if below:
-        noun = "folder" if len(below) == 1 else "folders"
-        parts.append(f"{len(below):,} {noun} ({_listed([f'{name}/' for name in below])})")
-    return f"Not read in {folder}: {' and '.join(parts)}."
+    kinds = (("files of unknown endings", files), ("folders", [f"{name}/" for name in below]))
+    return f"Not read in {folder}: {' and '.join(f'{kind} ({_listed(names)})' for kind, names in kinds if names)}."
 
 
 def _listed(names: list[str]) -> str:
