@@ -201,9 +201,8 @@ def _show_start(
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
     if other_own(recipe) is not None:
-        comparison = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
-        for sentence in () if comparison is None else comparison.sentences:
-            console.print(sentence, style="yellow" if comparison is not None and comparison.differs else None)
+        for sentence in compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe)):  # kept for the build
+            console.print(sentence, style="yellow")
     for line in trial_lines(recipe):
         console.print(line, style="yellow")
 

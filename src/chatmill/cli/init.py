@@ -77,7 +77,6 @@ def _show(look: FirstLook, path: Path) -> None:
         console.print(sentence, soft_wrap=True, style="yellow")
     if look.unused:
         console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
-    if look.own_template is not None:
-        for sentence in look.own_template.sentences:
-            console.print(sentence, soft_wrap=True, style="yellow" if look.own_template.differs else None)
+    for sentence in look.own_template:
+        console.print(sentence, soft_wrap=True, style="yellow")
     console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

@@ -21,7 +21,7 @@ from chatmill.compiler.gates import Gate, gates_of
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, Source, recipe_of
-from chatmill.compiler.trial import COMPARED, OwnTemplate, compare_with_own, size_of
+from chatmill.compiler.trial import COMPARED, compare_with_own, size_of
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.ledger import REPAIRED, Ledger
@@ -88,8 +88,8 @@ class FirstLook(NamedTuple):
     """Fields that are not used, with the records that have something in them."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
-    own_template: OwnTemplate | None
-    """How the template differs from the model's own, where another one was asked for."""
+    own_template: list[str]
+    """How the template differs from the model's own, in sentences, where another one was asked for."""
 
     @property
     def unusable(self) -> int:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,25 +36,17 @@ SHOWN = 60
 """Characters of each side that are shown at the first difference."""
 
 
-class OwnTemplate(NamedTuple):
-    """What a comparison of a chosen template with the model's own found."""
-
-    differs: bool
-    """Whether the two are not known to be the same here."""
-    sentences: list[str]
-
-
 def compare_with_own(
     recipe: Recipe, conversations: Sequence[Conversation], pipeline: Pipeline | None = None
-) -> OwnTemplate | None:
+) -> list[str]:
     """Write conversations with the recipe's template and with that of the tokenizer's folder, and compare the ids.
 
-    Each is written once, whatever the recipe expands, so that the time grows with the text alone. None if the recipe
-    takes the model's own, or the folder has none.
+    Return what was found, in sentences: none if the recipe takes the model's own, or the folder has none. Each is
+    written once, whatever the recipe expands, so that the time grows with the text alone.
     """
     folder = other_own(recipe)
     if folder is None:
-        return None
+        return []
     head = f"The template {recipe.template} is not the model's own ({folder})"
     chosen = (pipeline or Pipeline(recipe)).template
     options = TemplateOptions(
@@ -67,13 +58,13 @@ def compare_with_own(
             raise DataError("none of the first records can be read.")
         theirs = _written(conversations, bind(folder, chosen.tokenizer, options))
     except ChatmillError as error:
-        return OwnTemplate(True, [f"{head}, and the two could not be compared: {error}"])
+        return [f"{head}, and the two could not be compared: {error}"]
     ours = _written(conversations, once)
     both = sorted(ours.keys() & theirs.keys())
     different = [number for number in both if not np.array_equal(ours[number], theirs[number])]
     refused = len(ours.keys() ^ theirs.keys())
     if both and not different and not refused:
-        return OwnTemplate(False, [f"{head}, and writes the same ids: {len(both)} sampled conversations compared."])
+        return [f"{head}, and writes the same ids: {len(both)} sampled conversations compared."]
     said = [f"{head}: {len(different)} of {len(both)} sampled conversations get other ids than the model saw."]
     if refused:
         said.append(f"{refused} more can be written by one of the two only.")
@@ -85,7 +76,7 @@ def compare_with_own(
         )
         place = conversations[number].where or conversations[number].id or f"conversation {number}"
         said.append(f"{place}, from token {at} on: this one writes {left}, the model's own {right}.")
-    return OwnTemplate(True, [*said, f"To train what the model is served with, choose its own: --template {folder}"])
+    return [*said, f"To train what the model is served with, choose its own: --template {folder}"]
 
 
 def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> dict[int, NDArray[np.int32]]:
