@@ -71,6 +71,7 @@ class Bench:
                 fingerprint="bench",
                 build="bench",
                 files=pipeline.files,
+                answers=pipeline.answers,
             )
             for number, pieces in enumerate(planned.chunks)
         )

@@ -60,10 +60,10 @@ class ChunkJob:
     """Of all that decides the bytes of its shards; their receipt states it."""
     build: str
     """Fingerprint of the build, by which a worker knows that it sees the same folder as the driver."""
-    files: str | None = None
-    """What the files of the tokenizer and the template hold, by `Pipeline.files`; None: whatever is there."""
-    answers: ProbeAnswers | None = None
-    """What the worker's fast engine has to make of the probe; None: it is compared with a reference in the worker."""
+    files: str
+    """What the files of the tokenizer and the template hold, by `Pipeline.files`."""
+    answers: ProbeAnswers
+    """What the worker's fast engine has to make of the probe."""
 
     @property
     def label(self) -> str:
@@ -122,19 +122,18 @@ def load_pipeline(recipe: str) -> None:
     pipeline_of(recipe, Engine.UNCHECKED)
 
 
-def checked_pipeline(recipe: str, answers: ProbeAnswers | None, files: str | None = None) -> Pipeline:
+def checked_pipeline(recipe: str, answers: ProbeAnswers, files: str) -> Pipeline:
     """The pipeline that chunks are compiled with: its engine is a reference or gives the answers of one.
 
     A fast engine that cannot be loaded, or answers otherwise, goes the whole way here: it is compared with a reference
     in this process, which replaces it.
     """
-    wanted = files or files_of(stored_recipe(recipe))
-    if answers is not None and (recipe, wanted, Engine.FAST) not in LOADED:
+    if (recipe, files, Engine.FAST) not in LOADED:
         with contextlib.suppress(*ENGINE_FAILURES):
-            candidate = pipeline_of(recipe, Engine.UNCHECKED, wanted)
+            candidate = pipeline_of(recipe, Engine.UNCHECKED, files)
             if answers.given_by(candidate.template.tokenizer):
-                LOADED[recipe, wanted, Engine.FAST] = candidate
-    return pipeline_of(recipe, files=wanted)
+                LOADED[recipe, files, Engine.FAST] = candidate
+    return pipeline_of(recipe, files=files)
 
 
 OnRows = Callable[[Any, int], None]

@@ -19,7 +19,6 @@ from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
     KnownFile,
-    ScannedInput,
     check_names,
     fetched,
     file_status,
@@ -92,7 +91,8 @@ def plan_sources(
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
     scans = [replace(scan, known=lookup(scan)) for scan in scans]  # which depends on the size
-    scanned = scan_all(scans)
+    with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:  # which need no interpreter
+        scanned = list(threads.map(scan_input, scans))
     files: list[list[ChunkPiece]] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -230,9 +230,3 @@ def _entered(
                 )
             last = group
     return last
-
-
-def scan_all(scans: Sequence[InputScan]) -> list[ScannedInput]:
-    """Scan all files, in threads: reading, hashing and counting lines need no interpreter."""
-    with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
-        return list(threads.map(scan_input, scans))

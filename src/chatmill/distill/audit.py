@@ -23,7 +23,7 @@ from chatmill.core.publish import write_whole
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import first_difference
 from chatmill.distill.input_shards import COLUMNS
-from chatmill.errors import ChatmillError, ConfigError, RecordError
+from chatmill.errors import ChatmillError, RecordError
 from chatmill.prove.report import Finding
 from chatmill.read.files import Raw, parquet_batches
 from chatmill.read.record_shape import conversation_or_error
@@ -45,13 +45,6 @@ CONTEXT = 8
 
 class AuditError(ChatmillError, RuntimeError):
     """The build and the official renderer differ: nothing of the build can be trusted."""
-
-
-def check_rate(rate: float) -> float:
-    """The share of rows to compare: 0 (none at all) to 1 (all)."""
-    if not 0 <= rate <= 1:
-        raise ConfigError(f"audit is {rate}; it is the share of rows to compare, from 0 to 1 (0.005: 1 in 200)")
-    return rate
 
 
 def audited(first: int, count: int, rate: float) -> NDArray[np.bool_]:

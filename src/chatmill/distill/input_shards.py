@@ -76,7 +76,7 @@ def read_input(folder: str | os.PathLike[str]) -> KDInput:
     version = content.get("schema_version")
     if version != INPUT_SCHEMA:
         raise DataError(f"{path} has the schema_version {version!r}; this build reads {INPUT_SCHEMA!r}")
-    shards = tuple(_shard(number, shard_path) for number, shard_path in sorted(_shard_paths(home).items(), key=_number))
+    shards = tuple(_shard(number, shard) for number, shard in _shard_paths(home).items())
     total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
     if type(total) is int and total != rows:
         raise DataError(f"{path} says {total:,} total_rows, but the {len(shards)} shards next to it have {rows:,}")
@@ -95,12 +95,8 @@ def _listed(content: Mapping[str, Any]) -> set[str]:
     return {Path(entry["path"]).name for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
-def _number(numbered: tuple[str, Path]) -> int:
-    return int(numbered[0])
-
-
 def _shard_paths(home: Path) -> dict[str, Path]:
-    """The shards by their numbers as they are written; a Parquet file of another name is refused, not left out."""
+    """The shards by their numbers, in order; a Parquet file of another name is refused, not left out."""
     matches = {path: _NAME.fullmatch(path.name) for path in sorted(home.glob("*.parquet"))}
     if not any(matches.values()):
         raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, next to {INPUT_MANIFEST}")
@@ -110,7 +106,8 @@ def _shard_paths(home: Path) -> dict[str, Path]:
             f"{home} holds {', '.join(left_out[:3])}, which {'are' if len(left_out) > 1 else 'is'} no {GLOB} with two "
             "digits or more and would be left out: rename it, or move it away"
         )
-    return {name[1]: path for path, name in matches.items() if name is not None}
+    paths = {name[1]: path for path, name in matches.items() if name is not None}
+    return {number: paths[number] for number in sorted(paths, key=int)}
 
 
 def _shard(number: str, path: Path) -> Shard:

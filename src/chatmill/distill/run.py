@@ -32,7 +32,6 @@ from chatmill.distill.audit import (
     QUARANTINE,
     RowRange,
     audit_rows,
-    check_rate,
     compile_and_keep,
     kept_rows,
 )
@@ -101,7 +100,9 @@ def build_synth_kd(
         max_tokens_per_shard=max_tokens_per_shard,
     )
     valid_threshold(config.valid_fraction)
-    policy, rate = member(OnError, "on_error", on_error), check_rate(audit)
+    policy = member(OnError, "on_error", on_error)
+    if not 0 <= audit <= 1:
+        raise ConfigError(f"audit is {audit}; it is the share of rows to compare, from 0 to 1 (0.005: 1 in 200)")
     vocabulary = vocabulary_file(tokenizer_path)
     chosen = executor or named_executor(engine, workers)
     root = Path(out)
@@ -116,7 +117,7 @@ def build_synth_kd(
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
     with folder_lock(root, shared=False):
-        outcome, manifest, audited = build.run(chosen, workers, rate, on_progress)
+        outcome, manifest, audited = build.run(chosen, workers, audit, on_progress)
     seconds = time.monotonic() - started
     return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds)
 

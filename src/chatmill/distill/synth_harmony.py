@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED
@@ -106,7 +106,7 @@ def write_synth_harmony(
         raise ConfigError(f"{final}: is there already and is not overwritten; choose another --out")
     with storing(final, "write the shards"), whole_folder(final) as folder, LocalExecutor(workers) as executor:
         jobs = [
-            ShardJob(folder=folder, number=number, files=tuple(paths), rows=rows, on_error=policy)
+            ShardJob(folder / GLOB.replace("*", f"{number:02d}"), paths, rows, policy)
             for number, paths in enumerate(_shares(files, shards))
         ]
         receipts = dict(executor.map(write_shard, jobs))
@@ -183,7 +183,8 @@ class HarmonyRows:
         return written, about, synth_id, texts["language"], texts["exercise"]
 
     def _text(self, record: Mapping[str, Any], name: str) -> str:
-        is_id, column = name == "synth_id", self._column(record, name)
+        is_id, names = name == "synth_id", self.columns[name]
+        column = next((one for one in names if one in record), names[0])
         value = record.get(column)
         if is_id and type(value) is int:
             return str(value)
@@ -197,29 +198,19 @@ class HarmonyRows:
             hint = "; allow_no_reasoning=true (--set) writes such rows without analysis" if name == "reasoning" else ""
             message = f"{column!r} is {'empty' if value == '' else json_type(value)}; every row needs one{hint}"
         else:
-            names, keys = " or ".join(map(repr, self.columns[name])), ", ".join(map(str, list(record)[:12]))
-            message = f"the row has no {names}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
+            known, keys = " or ".join(map(repr, names)), ", ".join(map(str, list(record)[:12]))
+            message = f"the row has no {known}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
         raise RecordError(message, code=f"no_{name}", path=column)
 
-    def _column(self, record: Mapping[str, Any], name: str) -> str:
-        return next((column for column in self.columns[name] if column in record), self.columns[name][0])
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardJob:
+class ShardJob(NamedTuple):
     """The order to write one shard; small and picklable."""
 
-    folder: Path
-    number: int
-    files: tuple[str, ...]
+    path: Path
+    files: Sequence[str]
     """Its input."""
     rows: HarmonyRows
     on_error: OnError
-
-    @property
-    def path(self) -> Path:
-        """The shard."""
-        return self.folder / GLOB.replace("*", f"{self.number:02d}")
 
     @property
     def label(self) -> str:
@@ -229,7 +220,7 @@ class ShardJob:
     @property
     def rejected(self) -> Path:
         """The rows that cannot be used."""
-        return self.folder / f"{self.number:02d}.rejected"
+        return self.path.with_suffix(".rejected")
 
 
 def _shares(files: Sequence[str], most: int) -> list[list[str]]:
