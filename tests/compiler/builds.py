@@ -11,7 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
+from chatmill.compiler.run import run_build
+from chatmill.core.ledger import Ledger
+from chatmill.prove.verify import verify
 from tests.hashes import file_entry
 
 WORDS = ["the", "mill", "grinds", "what", "is", "put", "into", "it.", "löwe", "水車", "🙂", "a", "long;", "short\n"]
@@ -19,6 +23,9 @@ WORDS = ["the", "mill", "grinds", "what", "is", "put", "into", "it.", "löwe", "
 
 OPEN_GATES = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
 """No limit on what a small set may lose."""
+
+
+CHATML: dict[str, Any] = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
 
 
 def text(rng: random.Random, words: int) -> str:
@@ -51,7 +58,8 @@ def chats(count: int, seed: int = 0, *, ids: bool = True, **options: int) -> lis
 def write_jsonl(path: Path, records: list[Any]) -> Path:
     lines = "".join(r + "\n" if isinstance(r, str) else json.dumps(r, ensure_ascii=False) + "\n" for r in records)
     data = lines.encode()
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    packed = {".gz": lambda: gzip.compress(data, mtime=0), ".zst": lambda: zstandard.compress(data)}
+    path.write_bytes(packed.get(path.suffix, lambda: data)())
     return path
 
 
@@ -83,9 +91,7 @@ def mixed_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
             {"path": str(folder / "packed.jsonl.gz"), "name": "packed", "max_records": 30},
             {"path": [str(folder / "rows.parquet"), str(folder / "list.json")], "weight": 0.7},
         ],
-        "tokenizer": "bytes",
-        "add_control_tokens": True,
-        "template": "chatml",
+        **CHATML,
         "packing": {"max_length": 400, "overflow": "windows"},
         "pack": {"strategy": "best_fit"},
         "split": {"val_fraction": 0.25},
@@ -98,9 +104,21 @@ def mixed_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def plain_recipe(path: Path, **changes: Any) -> dict[str, Any]:
     """One file of chats, whole conversations, nothing else."""
-    recipe: dict[str, Any] = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml"}
     gates = {**OPEN_GATES, "records_without_trained_tokens": 0}
-    return {**recipe, "add_control_tokens": True, "gates": gates, **changes}
+    return {"sources": [{"path": str(path)}], **CHATML, "gates": gates, **changes}
+
+
+def talk(*texts: str) -> list[dict[str, Any]]:
+    """Messages of a user and an assistant in turn."""
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def proved(recipe: dict[str, Any], out: Path) -> Ledger:
+    """Build, and let the slow path derive all that was built; the ledger."""
+    manifest = run_build(recipe, out, workers=0).manifest
+    report = verify(out, deep=True, workers=0)
+    assert report.passed, report.findings[:3]
+    return Ledger.from_json(manifest["ledger"])
 
 
 def digest(folder: Path) -> dict[str, str]:

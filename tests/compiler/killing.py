@@ -102,7 +102,7 @@ def builder(order: dict[str, Any], out: Path, *, resume: bool = False, workers: 
         if "distil" in order:
             # the audit changes no byte, and takes a third of the time
             options: dict[str, Any] = {"valid_fraction": 0.3, "on_error": "quarantine", "audit": 0}
-            in_chunks_of(7, order["distil"], out, workers=workers, resume=resume, **options)
+            in_chunks_of(10, order["distil"], out, workers=workers, resume=resume, **options)
         else:
             run_build(order["recipe"], out, workers=workers, resume=resume)
 

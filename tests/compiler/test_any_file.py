@@ -11,32 +11,30 @@ from pathlib import Path
 
 import pytest
 
+from chatmill.compiler.inputs import InputScan, scan_input
+from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.run import run_build
-from chatmill.errors import ConfigError
+from chatmill.errors import ChatmillError, ConfigError
 from chatmill.prove.verify import verify
 from chatmill.read import places
-from tools.input_files import INPUTS
+from chatmill.read.files import Raw, read_records
+from chatmill.read.ranges import chunk_records
+from tests.compiler.builds import CHATML, talk
+from tools.input_files import CASES, INPUTS
+from tools.input_table import PAGE, with_table
 
 KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
-CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
 BUILD_STDIN = [
     *(sys.executable, "-c", "from chatmill.cli import main; main()", "build", "-", "-t", "bytes"),
     *("--add-control-tokens", "-o", "built", "--workers", "0"),
 ]
-TALK = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+TALK = {"messages": talk("q", "a")}
 
 
 def test_files_of_every_kind_are_one_dataset(tmp_path: Path) -> None:
     recipe = {"sources": [{"path": str(INPUTS / name)} for name in KINDS], **CHATML}
     result = run_build(recipe, tmp_path / "built", workers=0)
     assert result.manifest["splits"]["train"]["episodes"] == 11
-    assert verify(tmp_path / "built", deep=True).passed
-
-
-def test_a_map_is_part_of_the_dataset(tmp_path: Path) -> None:
-    fields = {"user": "customer_asks", "assistant": "agent_reply", "id": "ticket"}
-    recipe = {"sources": [{"path": str(INPUTS / "own-fields.jsonl"), "map": fields}], **CHATML}
-    run_build(recipe, tmp_path / "built", workers=0)
     assert verify(tmp_path / "built", deep=True).passed
 
 
@@ -71,3 +69,38 @@ def test_a_built_dataset_is_no_folder_of_conversations(tmp_path: Path) -> None:
     (tmp_path / "rejected.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="is a built dataset"):
         run_build({"sources": [{"path": str(tmp_path)}], **CHATML}, tmp_path / "built")
+
+
+# The table of inputs in docs/records.md is what reading the files gives, and a build reads the same of them.
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page, "run: python -m tools.input_table"
+    assert len(CASES) >= 75
+    written = {name for name in os.listdir(INPUTS) if name != "__pycache__"}
+    assert written == {case.name for case in CASES}, "run: python -m tools.input_files"
+
+
+def as_texts(raws: list[Raw]) -> list[tuple[str, str, str]]:
+    return [(raw.where, str(raw.value), str(raw.error)) for raw in raws]
+
+
+def test_a_build_cuts_every_file_into_the_records_that_reading_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(INPUTS)
+    compared = 0
+    for case in CASES:
+        try:
+            paths = [os.fspath(path) for path in resolve_paths([case.name])]
+            wanted = [as_texts(list(read_records(path))) for path in paths]
+        except ChatmillError as error:
+            with pytest.raises(type(error)):
+                [scan_input(InputScan(path=str(path), spool=str(tmp_path))) for path in resolve_paths([case.name])]
+            continue
+        for path, records in zip(paths, wanted, strict=True):
+            scanned = scan_input(InputScan(path=path, spool=str(tmp_path), shape="openai", chunk_bytes=64))
+            assert as_texts([raw for chunk in scanned.chunks for raw in chunk_records(chunk)]) == records, path
+            compared += 1
+    assert compared > 80

@@ -19,9 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import chatmill
 from tests.compiler.builds import (
-    OPEN_GATES,
     chats,
-    digest,
     files_of,
     leftovers,
     mixed_recipe,
@@ -30,7 +28,6 @@ from tests.compiler.builds import (
     write_inputs,
     write_jsonl,
 )
-from tests.conftest import CONVERSATION_FILES
 from tests.forked import Forked
 
 SMALL = 1500
@@ -154,21 +151,6 @@ def test_another_hash_seed_and_another_locale(reference: Reference, fast: Path) 
     reference.check(fast / "out")
 
 
-def test_files_of_another_name_are_another_build(fast: Path) -> None:
-    """A record without an id is known by its place, so the place is a part of the output."""
-    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    first = run_build(plain_recipe(write_jsonl(fast / "chats.jsonl", [record])), fast / "one", workers=0)
-    (fast / "sub").mkdir()
-    moved = write_jsonl(fast / "sub" / "chats.jsonl", [record])
-    second = run_build(plain_recipe(moved), fast / "two", workers=0)
-    assert first.manifest["files"] != second.manifest["files"]
-    assert first.manifest["fingerprint"] != second.manifest["fingerprint"]
-    with pytest.raises(ConfigError, match="holds another dataset"):
-        run_build(plain_recipe(moved), fast / "one", workers=0)
-    assert digest(fast / "one"), "it is still there"
-    assert leftovers(fast / "one") == []
-
-
 LINES = st.sampled_from(["record", "record", "record", "blank", "spaces", "broken", "no id"])
 
 
@@ -215,20 +197,3 @@ def episodes_there(out: Path) -> list[Any]:
     stored = [[split, one.ids.tolist(), one.record_id] for split in there for one in EpisodeDataset(out, split)]
     rejected = out / "rejected.jsonl"
     return [stored, rejected.read_text() if rejected.exists() else ""]
-
-
-def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
-    chosen = [path for path in CONVERSATION_FILES if path.name.split(".")[0] in ("tau_airline", "swe_agent", "mgsm")]
-    assert len(chosen) == 3
-    recipe = {
-        "sources": [{"path": str(path), "max_records": 15} for path in chosen],
-        "tokenizer": "o200k",
-        "template": "harmony",
-        "packing": {"max_length": 4096, "overflow": "windows"},
-        "split": {"val_fraction": 0.1},
-        "shard_bytes": 12_000,
-        "gates": OPEN_GATES,
-    }
-    files = [run_build(recipe, fast / str(workers), workers=workers).manifest["files"] for workers in (0, 2)]
-    assert len(files[0]) > 40
-    assert files[0] == files[1]

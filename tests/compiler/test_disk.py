@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,32 +85,6 @@ def test_files_that_may_not_grow(fast: Path) -> None:
     assert digest(fast / "out") == digest(fast / "whole")
 
 
-WITHOUT_PRIVILEGE = """
-import ctypes, os, sys
-if os.geteuid() == 0 and ctypes.CDLL(None).prctl(24, 1, 0, 0, 0):  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
-    sys.exit(77)
-os.execv(sys.executable, [sys.executable, "-c", "from chatmill.cli import main; main()", *sys.argv[1:]])
-"""
-"""Runs the command line; root gives up writing where the permissions do not allow it."""
-
-
-def test_a_folder_that_may_not_be_written_to(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", chats(3))
-    locked = fast / "locked"
-    locked.mkdir(mode=0o555)
-    options = ["build", path, "-o", locked / "out", "-t", "bytes", "--add-control-tokens", "-w", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PRIVILEGE, *options], capture_output=True, text=True, check=False
-    )
-    if done.returncode == 77:
-        pytest.skip("root cannot give up its privilege here")
-    assert done.returncode == 2, done.stderr
-    text = " ".join(done.stderr.replace("│", " ").split())
-    assert "Permission denied (EACCES); look at its permissions (ls -l)" in text
-    assert "Traceback" not in done.stderr
-    assert not list(locked.iterdir())
-
-
 def test_a_folder_below_a_file(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", chats(3))
     with pytest.raises(ChatmillError, match=r"cannot create the folder: (Not a directory|File exists)"):
@@ -139,7 +111,6 @@ def test_two_builds_in_one_folder_at_a_time(fast: Path) -> None:
 
 
 def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
-
     path = write_jsonl(fast / "chats.jsonl", chats(150))
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); import sys, json; "

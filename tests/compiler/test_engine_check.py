@@ -49,16 +49,6 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_job, "LOADED", {})
 
 
-def recipe_in(folder: Path) -> dict[str, Any]:
-    path = write_jsonl(folder / "chats.jsonl", chats(60))
-    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template="token_native")
-
-
-@pytest.fixture
-def recipe(fast: Path) -> dict[str, Any]:
-    return recipe_in(fast)
-
-
 class Good(NamedTuple):
     """A recipe, and what workers with a good engine make of it."""
 
@@ -70,10 +60,17 @@ class Good(NamedTuple):
 
 @pytest.fixture(scope="module")
 def good(fast_module: Path) -> Good:
-    recipe, kept = recipe_in(fast_module), dict[Any, Any]()
+    """Built by workers; the driver needs no fast engine."""
+    path, kept = write_jsonl(fast_module / "chats.jsonl", chats(60)), dict[Any, Any]()
+    recipe = plain_recipe(path, tokenizer=str(unpacked("gpt2")), template="token_native", shard_bytes=4000)
+
+    def refuse(text: bytes) -> Any:
+        raise AssertionError("the driver loads gigatoken")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_job, "LOADED", kept)
-        run_build(recipe, fast_module / "good", workers=1, shard_bytes=4000)
+        patch.setattr(GigatokenBackend, "from_json", refuse)
+        run_build(recipe, fast_module / "good", workers=1)
     return Good(recipe, digest(fast_module / "good"), kept)
 
 
@@ -87,26 +84,13 @@ def test_workers_with_a_bad_engine_build_the_same_bytes(
     monkeypatch.setenv("TEST_ENGINE", engine)
     (fast / "sitecustomize.py").write_text(STARTUP)
     monkeypatch.setenv("PYTHONPATH", str(fast))
-    run_build(good.recipe, fast / "bad", workers=2, shard_bytes=4000)
+    run_build(good.recipe, fast / "bad", workers=2)
     assert digest(fast / "bad") == good.files
     assert leftovers(fast / "bad") == []
 
 
-def test_the_driver_needs_no_fast_engine(
-    recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
-) -> None:
-    def refuse(text: bytes) -> Any:
-        raise AssertionError("the driver loads gigatoken")
-
-    run_build(recipe, fast / "here", workers=0)
-    chunk_job.LOADED.clear()
-    monkeypatch.setattr(GigatokenBackend, "from_json", refuse)
-    run_build(recipe, fast / "there", workers=1)
-    assert digest(fast / "there") == digest(fast / "here")
-
-
 def test_one_process_loads_each_engine_once(
-    recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+    good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
     loaded = []
     original = GigatokenBackend.from_json
@@ -116,23 +100,23 @@ def test_one_process_loads_each_engine_once(
         return original(text)
 
     monkeypatch.setattr(GigatokenBackend, "from_json", count)
-    run_build(recipe, fast / "here", workers=0, shard_bytes=4000)
-    run_build(recipe, fast / "again", workers=0, shard_bytes=4000)
+    for name in ("here", "again"):
+        run_build(good.recipe, fast / name, workers=0)
+        assert digest(fast / name) == good.files
     assert len(loaded) == 1
-    assert digest(fast / "here") == digest(fast / "again")
 
 
-def test_an_engine_is_used_after_it_gave_the_answers(recipe: dict[str, Any], forgotten: None) -> None:
-    text = json.dumps(recipe_of(recipe).as_json())
-    answers = pipeline_of(text, Engine.REFERENCE).answers
-    assert answers is not None
+def test_an_engine_is_used_after_it_gave_the_answers(good: Good, forgotten: None) -> None:
+    text = json.dumps(recipe_of(good.recipe).as_json())
+    reference = pipeline_of(text, Engine.REFERENCE)
+    answers, files = reference.answers, reference.files
     unchecked = pipeline_of(text, Engine.UNCHECKED)
-    assert checked_pipeline(text, answers) is unchecked
+    assert checked_pipeline(text, answers, files) is unchecked
     assert pipeline_of(text) is unchecked
     chunk_job.LOADED.clear()
     other = type(answers)(ids=answers.ids[::-1], normalized=answers.normalized)
     unchecked = pipeline_of(text, Engine.UNCHECKED)
-    own = checked_pipeline(text, other)  # the answers are at fault here: the engine agrees with the reference
+    own = checked_pipeline(text, other, files)  # the answers are at fault here: the engine agrees with the reference
     assert own is not unchecked
     assert own.template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
 
@@ -148,11 +132,9 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
 
 
 def test_a_small_input_is_built_here_by_the_reference(
-    recipe: dict[str, Any], fast: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+    good: Good, fast: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_workers = run_build(recipe, fast / "workers", workers=2)
-    monkeypatch.setattr(chunk_job, "LOADED", {})
     monkeypatch.setattr(GigatokenBackend, "from_json", None)
     monkeypatch.setattr(run, "LocalExecutor", lambda workers: LocalExecutor({0: 0}[workers]))
-    small = run_build(recipe, fast / "small")
-    assert digest(small.directory) == digest(by_workers.directory)
+    run_build(good.recipe, fast / "small")
+    assert digest(fast / "small") == good.files

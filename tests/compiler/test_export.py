@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from chatmill.cli import export as export_command
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import StorageError
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
@@ -23,6 +20,7 @@ from chatmill.pack.plan import Plan
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from tests.cli.run import here
 from tests.export.sets import CAPACITY, built
 from tests.faults import active
 
@@ -64,20 +62,30 @@ def test_hf_rows_are_the_episodes(episodes: Path, tmp_path: Path) -> None:
     opened = datasets.load_from_disk(str(tmp_path / "out"))
     assert list(opened) == ["train", "val"]
     for split, rows in opened.items():
-        stored = EpisodeDataset(episodes, split)
-        assert len(rows) == len(stored) > 20
-        for row, episode in zip(rows, stored, strict=True):
-            assert row["input_ids"] == episode.ids.tolist()
-            assert row["labels"] == labels_of(row["input_ids"], episode.weights)
-            assert row["kinds"] == episode.kinds.tolist()  # type: ignore[union-attr]
-            assert (row["record_id"], row["source"], row["turns"]) == (
-                episode.record_id,
-                episode.source,
-                episode.turns,
-            )
+        wanted = facts(episodes, split)
+        assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
+        assert rows["labels"][:] == [
+            labels_of(episode.ids.tolist(), episode.weights) for episode in EpisodeDataset(episodes, split)
+        ]
         same = to_hf_dataset(episodes, split)
         assert same["input_ids"][:] == rows["input_ids"][:]
         assert same["labels"][:] == rows["labels"][:]
+
+
+def facts(dataset: Path, split: str) -> list[dict[str, Any]]:
+    """What each row says of its episode, besides what is trained."""
+    found = [
+        {
+            "input_ids": episode.ids.tolist(),
+            "kinds": episode.kinds.tolist(),  # type: ignore[union-attr]
+            "record_id": episode.record_id,
+            "source": episode.source,
+            "turns": episode.turns,
+        }
+        for episode in EpisodeDataset(dataset, split)
+    ]
+    assert len(found) > 20
+    return found
 
 
 def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
@@ -148,19 +156,10 @@ def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: p
     files = [pq.read_table(tmp_path / "out" / "train" / name)["input_ids"].to_pylist() for name in names]
     assert all(len(rows) == 1 or sum(map(len, rows)) <= 5_000 for rows in files), "also where a batch has more"
     for split in ("train", "val"):
-        table = pq.read_table(tmp_path / "out" / split)
-        rows = table.to_pylist()
-        stored = EpisodeDataset(episodes, split)
-        assert len(rows) == len(stored) > 20
-        for row, episode in zip(rows, stored, strict=True):
-            assert row == {
-                "input_ids": episode.ids.tolist(),
-                "loss_mask": episode.weights.tolist(),  # type: ignore[union-attr]
-                "kinds": episode.kinds.tolist(),  # type: ignore[union-attr]
-                "record_id": episode.record_id,
-                "source": episode.source,
-                "turns": episode.turns,
-            }
+        rows = pq.read_table(tmp_path / "out" / split).to_pylist()
+        masks = [episode.weights.tolist() for episode in EpisodeDataset(episodes, split)]  # type: ignore[union-attr]
+        assert [row.pop("loss_mask") for row in rows] == masks
+        assert rows == facts(episodes, split)
 
 
 def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
@@ -195,27 +194,36 @@ def test_every_target_gives_the_same_bytes_again(episodes: Path, tmp_path: Path,
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(UnknownNameError, match=r"Known: hf, trl, .*parquet, megatron, .*olmo-core"):
-        export_dataset(episodes, "tfrecord", out)
-    with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* an overflow policy"):
-        export_dataset(episodes, "parquet", out, max_length=500)
-    with pytest.raises(UnknownNameError, match="packing strategy"):
-        export_dataset(episodes, "parquet", out, max_length=CAPACITY, packing_strategy="best")
-    for idle in ("greedy", "gredy"):
-        with pytest.raises(ConfigError, match=r"packed anew.*give max_length"):
-            export_dataset(episodes, "parquet", out, packing_strategy=idle)
-    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
-        export_dataset(episodes, "hf", out, split="test")
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("tfrecord", {}, UnknownNameError, r"Known: hf, trl, .*parquet, megatron, .*olmo-core"),
+    ("parquet", {"max_length": 500}, DataError, r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* an overflow"),
+    ("parquet", {"max_length": CAPACITY, "packing_strategy": "best"}, UnknownNameError, "packing strategy"),
+    ("parquet", {"packing_strategy": "greedy"}, ConfigError, r"packed anew.*give max_length"),
+    ("parquet", {"packing_strategy": "gredy"}, ConfigError, r"packed anew.*give max_length"),
+    ("parquet", {"eod_id": 1}, ConfigError, "exports to megatron"),
+    ("megatron", {"max_length": 100}, ConfigError, "sequence_length"),
+    ("megatron", {"eod_id": 2**31}, ConfigError, "int32"),
+    ("hf", {"split": "test"}, UnknownNameError, "unknown split 'test'"),
+]
+
+
+@pytest.mark.parametrize(("to", "options", "error", "words"), REFUSED)
+def test_what_is_refused(
+    episodes: Path, tmp_path: Path, to: str, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        export_dataset(episodes, to, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_refused(episodes: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inside the dataset"):
         export_dataset(episodes, "hf", episodes / "hf")
     with pytest.raises(FormatError, match="no such folder"):
-        export_dataset(tmp_path / "none", "hf", out)
-    assert not list(tmp_path.iterdir())
-    out.mkdir()
+        export_dataset(tmp_path / "none", "hf", tmp_path / "out")
+    (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="is there already"):
-        export_dataset(episodes, "hf", out)
+        export_dataset(episodes, "hf", tmp_path / "out")
 
 
 def test_a_full_disk_is_one_clear_error(episodes: Path, tmp_path: Path) -> None:
@@ -224,24 +232,13 @@ def test_a_full_disk_is_one_clear_error(episodes: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-app = typer.Typer()
-app.command("export")(export_command.command)
-app.command("other")(lambda: None)
-
-
 def test_the_command(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    done = runner.invoke(app, ["export", str(episodes), "--to", "skyrl", "--out", "here"])
-    assert done.exit_code == 0, done.output
+    done = here("export", episodes, "--to", "skyrl", "--out", "here", columns=100)
+    assert done.returncode == 0, done.stderr
     assert "Not held by this export (skyrl):" in done.stdout
     assert "kinds: SkyRL reads none of them" in done.stdout
-    assert "train" in done.stdout
-    done = runner.invoke(
-        app, ["export", str(episodes), "--to", "parquet", "--split", "val", "--json", "--out", "here-parquet"]
-    )
+    done = here("export", episodes, "--to", "parquet", "--split", "val", "--json", "--out", "here-parquet")
     manifest = json.loads(done.stdout)
-    assert manifest["not_held"] == []
-    assert list(manifest["splits"]) == ["val"]
-    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names[:3] == ["input_ids", "loss_mask", "kinds"]
+    assert (manifest["not_held"], list(manifest["splits"])) == ([], ["val"])
     assert manifest["source"]["about"]["template"]["name"] == "chatml"

@@ -16,7 +16,6 @@ from chatmill.compiler.run import run_build
 from chatmill.core.harmony_ids import EOD
 from chatmill.core.kinds import MARK, Part, RoleCode, kind, role_of
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.export.megatron import spans_of
 from chatmill.store.episode_writer import EpisodeWriter
@@ -184,13 +183,3 @@ def test_a_packed_dataset_gives_the_same_bytes(built: Path, tmp_path: Path) -> N
     assert len(files) == 12
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
-
-
-def test_options_that_do_not_fit(built: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sequence_length"):
-        export_dataset(built, "megatron", tmp_path / "out", max_length=100)
-    with pytest.raises(ConfigError, match="exports to megatron"):
-        export_dataset(built, "parquet", tmp_path / "out", eod_id=1)
-    with pytest.raises(ConfigError, match="int32"):
-        export_dataset(built, "megatron", tmp_path / "out", eod_id=2**31)
-    assert not (tmp_path / "out").exists()

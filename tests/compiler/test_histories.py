@@ -17,16 +17,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from chatmill.compiler.histories import History
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import recipe_of
-from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.ledger import Ledger
 from chatmill.core.messages import CODES
 from chatmill.core.trees import Branches, rows_of_tree
-from chatmill.errors import ConfigError
 from chatmill.prove.conversations import plain_history
-from chatmill.prove.verify import verify
 from chatmill.read.conversations import ConversationFile
-from tests.compiler.builds import OPEN_GATES, write_jsonl
+from tests.compiler.builds import OPEN_GATES, proved, write_jsonl
 from tests.render.reference import as_dicts, jinja
 
 RULES: list[dict[str, Any]] = [
@@ -159,12 +155,8 @@ def test_verify_derives_histories_again(tmp_path: Path, more: dict[str, Any], ru
     rng = random.Random(9)
     path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(12)])
     named = {"tokenizer": "bytes", "add_control_tokens": True, "gates": OPEN_GATES, "on_error": "quarantine"}
-    made = run_build(
-        {"sources": [{"path": str(path), "history": rule}], **named, **more}, tmp_path / "built", workers=0
-    )
-    report = verify(tmp_path / "built", deep=True)
-    assert report.passed, report.findings
-    notes = Ledger.from_json(made.manifest["ledger"]).all_notes()
+    sources = [{"path": str(path), "history": rule}]
+    notes = proved({"sources": sources, **named, **more}, tmp_path / "built").all_notes()
     assert notes["history_changed"] > 4
     assert notes["history_rows"] > 0 or more.get("policy") == "last_turn"
 
@@ -188,9 +180,8 @@ def test_prompts_that_were_sent_say_whether_the_rule_is_that_of_the_harness(tmp_
     for name, history in (("with", rule), ("without", None)):
         sources = [{"path": str(path), "history": history}]
         recipe = {"sources": sources, "drift": "report", "gates": OPEN_GATES, **named}
-        notes = Ledger.from_json(run_build(recipe, tmp_path / name, workers=0).manifest["ledger"]).all_notes()
+        notes = proved(recipe, tmp_path / name).all_notes()
         assert notes["prompts_compared"] == notes["sampled_messages"] > 20
-        assert verify(tmp_path / name, deep=True).passed
         differ[name] = notes["prompts_differ"]
     assert differ["with"] == 0
     assert differ["without"] > 5
@@ -205,18 +196,3 @@ def _ids(pipeline: Pipeline, text: str) -> list[int]:
         found += [tokenizer.control_ids[name]] if name else tokenizer.encode(text[0])
         text = text[len(name or text[0]) :]
     return found
-
-
-@pytest.mark.parametrize(
-    ("history", "more", "words"),
-    [
-        ({"observations": 5}, {"expand": "none"}, "choose expand: turns or tree"),
-        ({"observations": 5}, {"preferences": "pairs"}, "take no history"),
-        ({"elided": "x"}, {}, "sources\\[0\\].history: history keeps everything"),
-        ({"observations": 0}, {}, "sources\\[0\\].history.observations: should be a whole number"),
-        ({"turns": 2}, {}, "unknown key 'sources\\[0\\].history.turns'"),
-    ],
-)
-def test_a_rule_that_cannot_be_is_refused(history: dict[str, Any], more: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        recipe_of({"sources": [{"path": "x", "history": history}], "tokenizer": "bytes", "template": "chatml", **more})

@@ -20,6 +20,7 @@ from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.read.files import read_records
+from tests.compiler.builds import plain_recipe
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 from tests.faults import active
 
@@ -112,7 +113,6 @@ def test_a_build_whose_input_changes_while_it_is_read_is_not_published(fast: Pat
     """What was read may have been half of the old file and half of the new one."""
     path, out = fast / "a.jsonl", fast / "out"
     path.write_bytes((CHAT + b"\n") * 50)
-    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
 
     def on_progress(state: BuildProgress) -> None:
         if state.chunks_done != 1:
@@ -126,7 +126,7 @@ def test_a_build_whose_input_changes_while_it_is_read_is_not_published(fast: Pat
 
     said = "was there when the build began" if change == "is removed" else "has changed"
     with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
-        run_build(recipe, out, workers=0, shard_bytes=1000, on_progress=on_progress)
+        run_build(plain_recipe(path), out, workers=0, shard_bytes=1000, on_progress=on_progress)
     assert not (out / "manifest.json").exists()
 
 

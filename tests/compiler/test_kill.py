@@ -29,19 +29,23 @@ SHARD, RECEIPT = r"train/shard_\d+$", r"receipts/\d+.json"
 
 
 class Sets:
-    """One input of at least 12 chunks, and what an undisturbed build makes of it."""
+    """One input of at least 12 chunks with rejected records, and what an undisturbed build makes of it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.input = write_jsonl(home / "chats.jsonl", chats(150, 5))
-        self.shard_bytes = self.input.stat().st_size // 14
-        self.recipe = plain_recipe(self.input, split={"val_fraction": 0.1}, shard_bytes=self.shard_bytes)
+        records: list[Any] = chats(150, 5)
+        for place in range(0, len(records), 8):
+            records.insert(place, "{broken")
+        path = write_jsonl(home / "chats.jsonl", records)
+        options = {"split": {"val_fraction": 0.3}, "shard_bytes": path.stat().st_size // 14, "on_error": "quarantine"}
+        self.recipe = plain_recipe(path, **options)
         run_build(self.recipe, home / "whole", workers=0)
         self.expected = digest(home / "whole")
         (home / "recipe.yaml").write_text(json.dumps(self.recipe))  # JSON is YAML
 
-    def command(self, out: Path, *more: str) -> list[str]:
-        return ["build", str(self.home / "recipe.yaml"), "--out", str(out), *more]
+    def killed(self, out: Path, fault: str, *more: str) -> None:
+        command = ["build", self.home / "recipe.yaml", "-o", out, "-w", "0", *more]
+        assert forked(*command, env=faults(fault)).returncode == -signal.SIGKILL
 
     def check(self, out: Path) -> None:
         assert digest(out) == self.expected
@@ -109,31 +113,23 @@ DAMAGES = [
 
 
 @pytest.fixture(scope="module")
-def crashed(sets: Sets, fast_module: Path) -> Path:
-    """A build that was killed when four of its shards were there, with rejected records in all of them."""
-    records: list[Any] = chats(150, 5)
-    for place in range(0, len(records), 8):
-        records.insert(place, "{broken")
-    (fast_module / "crash").mkdir()
-    path = write_jsonl(fast_module / "crash" / "chats.jsonl", records)
-    recipe = plain_recipe(path, split={"val_fraction": 0.3}, shard_bytes=sets.shard_bytes, on_error="quarantine")
-    (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
-    run_build(recipe, path.parent / "whole", workers=0)
-    command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
-    assert forked(*command, env=faults(f"after:{RECEIPT}:4:kill")).returncode == -signal.SIGKILL
-    return path.parent
+def crashed(sets: Sets) -> Path:
+    """A build that was killed when four of its shards were there."""
+    sets.killed(sets.home / "crashed", f"after:{RECEIPT}:4:kill")
+    return sets.home / "crashed"
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES, ids=lambda value: getattr(value, "__name__", value))
-def test_a_damaged_shard_is_made_again(crashed: Path, fast: Path, file: str, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_shard_is_made_again(
+    sets: Sets, crashed: Path, fast: Path, file: str, damage: Callable[[Path], None]
+) -> None:
     """What a machine that goes down may leave of files that were not on the disk yet."""
-    shutil.copytree(crashed / "out", fast / "out")
+    shutil.copytree(crashed, fast / "out")
     damage(fast / "out" / file)
     states: list[BuildProgress] = []
-    run_build(crashed / "recipe.yaml", fast / "out", workers=0, resume=True, on_progress=states.append)
+    run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
     assert states[0].chunks_done == 3
-    assert digest(fast / "out") == digest(crashed / "whole")
-    assert leftovers(fast / "out") == []
+    sets.check(fast / "out")
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +143,7 @@ def shares(sets: Sets) -> Path:
 @pytest.mark.parametrize("point", ["after:val/episodes.json", "before:chunks.jsonl", "before:manifest.json"])
 def test_shares_that_were_killed_while_they_were_joined(sets: Sets, shares: Path, fast: Path, point: str) -> None:
     shutil.copytree(shares, fast / "out")
-    done = forked(*sets.command(fast / "out", "-w", "0", "--resume"), env=faults(f"{point}:1:kill"))
-    assert done.returncode == -signal.SIGKILL
+    sets.killed(fast / "out", f"{point}:1:kill", "--resume")
     run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))  # for nothing, but somebody may
     assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
     sets.check(fast / "out")

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from xxhash import xxh3_128_hexdigest
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.pipeline import copies_of
 from chatmill.compiler.recipe import Gates
-from chatmill.compiler.run import Outcome, run_build
+from chatmill.compiler.run import BuildProgress, Outcome, run_build
 from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
 from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
@@ -205,16 +205,14 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
 def test_gates_at_their_limit_pass(fast: Path) -> None:
     gates = {"records_without_trained_tokens": 1, "records_left_out": 0.2, "untrained_terminators": 2}
     gates["trained_tokens_lost"] = 0.9
-    changes = {"packing": {"max_length": 100, "overflow": "cut"}, "on_error": "quarantine"}
-    manifest = build(plain_recipe(gate_input(fast), gates=gates, **changes), fast / "out")
-    found = {gate.name: gate for gate in gates_of(Gates(**gates), Ledger.from_json(manifest["ledger"]))}
+    ledger = Ledger.from_json(
+        build(plain_recipe(gate_input(fast), gates=gates, on_error="quarantine", **CUT), fast / "out")["ledger"]
+    )
+    found = {gate.name: gate.found for gate in gates_of(Gates(**gates), ledger)}
     assert set(found) == {*gates, "max_lost_reasoning"}
-    assert found["untrained_terminators"].found == 2
-    lost = Ledger.from_json(manifest["ledger"]).trained_lost
-    share = found["trained_tokens_lost"].found
-    assert lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
-    assert 0.5 < share < 0.9
-    assert all(gate.passed for gate in found.values())
+    assert found["untrained_terminators"] == 2
+    assert ledger.trained_lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
+    assert 0.5 < found["trained_tokens_lost"] < 0.9
 
 
 def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> None:
@@ -313,9 +311,8 @@ def test_a_record_that_plain_jinja_writes_otherwise_ends_no_build(fast: Path, mo
     assert json.loads(line)["where"] == f"{path}:3"
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
-def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path, number: int) -> None:
-    path = write_jsonl(fast / "chats.jsonl", [BAD[0], BAD[number]])
+def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", BAD)
     with pytest.raises(RecordError, match=r"chats\.jsonl:2"):
         build(plain_recipe(path), fast / "out")
     assert not (fast / "out" / "manifest.json").exists()
@@ -405,10 +402,22 @@ def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
 # What stands in a manifest
 
 
-def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
-    states: list[Any] = []
-    manifest = build(mixed_recipe(write_inputs(fast / "in")), fast / "out", on_progress=states.append)
-    last = [state for state in states if state.stage == "compile"][-1]
+class Mixed(NamedTuple):
+    recipe: dict[str, Any]
+    out: Path
+    manifest: dict[str, Any]
+    states: list[BuildProgress]
+
+
+@pytest.fixture(scope="module")
+def mixed(fast_module: Path) -> Mixed:
+    states: list[BuildProgress] = []
+    recipe, out = mixed_recipe(write_inputs(fast_module / "in")), fast_module / "out"
+    return Mixed(recipe, out, build(recipe, out, on_progress=states.append), states)
+
+
+def test_the_manifest_says_what_went_in_and_out(mixed: Mixed) -> None:
+    manifest, last = mixed.manifest, mixed.states[-1]
     assert last.tokens == sum(split["tokens"] for split in manifest["splits"].values())
     assert last.records == Ledger.from_json(manifest["ledger"]).total_records("read")
     assert (last.chunks_done, last.bytes_done) == (last.chunks, last.bytes)
@@ -423,13 +432,12 @@ def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
     assert manifest["recipe_sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
     assert manifest["tokenizer"]["vocab_size"] == 261
     assert manifest["policy"]["name"] == "assistant"
-    assert json.loads((fast / "out" / "manifest.json").read_text()) == manifest
+    assert json.loads((mixed.out / "manifest.json").read_text()) == manifest
 
 
-def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
+def test_the_docs_name_every_key_of_a_manifest(mixed: Mixed) -> None:
     text = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
-    recipe = mixed_recipe(write_inputs(fast / "in"))
-    manifest = build(recipe, fast / "out")
+    manifest = mixed.manifest
     keys = {*manifest, *manifest["inputs"][0], *manifest["splits"]["train"], *manifest["ledger"], *TOKEN_FATES}
     for name in ("tokenizer", "template", "policy"):
         keys |= set(manifest[name])
@@ -438,10 +446,8 @@ def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
     assert not {key for key in keys if f"`{key}`" not in text}
 
 
-def test_a_finished_build_is_left_alone(fast: Path) -> None:
-    recipe = mixed_recipe(write_inputs(fast / "in"))
-    build(recipe, fast / "out")
-    times = {path: path.stat().st_mtime_ns for path in (fast / "out").rglob("*")}
+def test_a_finished_build_is_left_alone(mixed: Mixed) -> None:
+    times = {path: path.stat().st_mtime_ns for path in mixed.out.rglob("*")}
     for resume in (False, True):
-        assert run_build(recipe, fast / "out", workers=0, resume=resume).outcome is Outcome.ALREADY_BUILT
-    assert {path: path.stat().st_mtime_ns for path in (fast / "out").rglob("*")} == times
+        assert run_build(mixed.recipe, mixed.out, workers=0, resume=resume).outcome is Outcome.ALREADY_BUILT
+    assert {path: path.stat().st_mtime_ns for path in mixed.out.rglob("*")} == times

@@ -28,7 +28,8 @@ def source(fast_module: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(fast_module: Path, source: Path) -> Path:
-    return build(source, fast_module / "packed", split={"val_fraction": 0.3}, shard_bytes=3000)
+    more = {"pack": {"length": LENGTH, "strategy": "greedy"}, "split": {"val_fraction": 0.3}, "shard_bytes": 3000}
+    return build(source, fast_module / "packed", **more)
 
 
 def build(source: Path, out: Path, **changes: Any) -> Path:
@@ -48,26 +49,16 @@ def test_what_the_manifests_say_of_the_rows(packed: Path) -> None:
     assert len(EpisodeDataset(packed).shards) > 2
     for split in ("train", "val"):
         lengths = EpisodeDataset(packed, split).lengths
-        made = plan(lengths, LENGTH)
+        made, found = plan(lengths, LENGTH, Strategy.GREEDY), opened(packed, split)
+        assert (found.order.tolist(), found.bin_offsets.tolist()) == (made.order.tolist(), made.bin_offsets.tolist())
         about = json.loads((packed / split / "episodes.json").read_bytes())
-        assert about["rows"] == {"length": LENGTH, "strategy": "best_fit", "count": made.bins}
+        assert about["rows"] == {"length": LENGTH, "strategy": "greedy", "count": made.bins}
         held = manifest["splits"][split]
         assert held["rows"] == made.bins < len(lengths)
-        assert held["fill"] == made.fill > 0.8
+        assert held["fill"] == made.fill > 0.6
         assert held["padding"] == made.bins * LENGTH - made.tokens
         assert held["lower_bound"] == made.lower_bound
     assert manifest["ledger"]["padding"] == sum(held["padding"] for held in manifest["splits"].values()) > 0
-
-
-@pytest.mark.parametrize("strategy", list(Strategy))
-def test_every_strategy_gives_the_rows_of_the_planner(source: Path, fast: Path, strategy: Strategy) -> None:
-    found = opened(build(source, fast / "out", pack={"length": LENGTH, "strategy": str(strategy)}))
-    lengths = EpisodeDataset(fast / "out").lengths
-    made = plan(lengths, LENGTH, strategy)
-    assert found.strategy == strategy
-    for name in ("order", "bin_offsets"):
-        assert getattr(found, name).tolist() == getattr(made, name).tolist()
-    assert found.padding == made.bins * LENGTH - lengths.sum()
 
 
 def test_the_same_episodes_with_and_without_a_plan(source: Path, packed: Path, fast: Path) -> None:
@@ -103,7 +94,7 @@ def test_conversations_longer_than_a_row(source: Path, fast: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "count": ({"count": 7}, r"states 7 packed rows of 500 tokens by best_fit, and the planner makes \d+"),
+    "count": ({"count": 7}, r"states 7 packed rows of 500 tokens by greedy, and the planner makes \d+"),
     "too short": ({"length": 30}, r"rows of 30 tokens cannot be planned again: document \d+ has length"),
     "strategy": ({"strategy": "worst"}, "cannot be planned again: unknown packing strategy 'worst'"),
 }

@@ -13,24 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.compiler.run import run_build
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import ConfigError, RecordError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one
-from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import batch_records, decode_line
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, text, write_jsonl
+from tests.compiler.builds import CHATML, OPEN_GATES, proved, text, write_jsonl
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
 
 QWEN = {"tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
-BYTES = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
 
 
 CALL = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
@@ -70,8 +67,8 @@ def plain(record: dict[str, Any], side: str) -> dict[str, Any]:
 
 def build(folder: Path, records: list[Any], name: str = "built", **more: Any) -> Path:
     path = write_jsonl(folder / f"{name}.jsonl", records)
-    options = {"preferences": "pairs", **BYTES, "gates": OPEN_GATES, **more}
-    run_build({"sources": [{"path": str(path), **options.pop("source", {})}], **options}, folder / name, workers=0)
+    options = {"preferences": "pairs", **CHATML, "gates": OPEN_GATES, **more}
+    proved({"sources": [{"path": str(path), **options.pop("source", {})}], **options}, folder / name)
     return folder / name
 
 
@@ -81,7 +78,7 @@ def facts(episode: Episode) -> tuple[Any, ...]:
     return episode.ids.tolist(), episode.weights.tolist(), episode.kinds.tolist(), episode.record_id
 
 
-@pytest.mark.parametrize("model", [BYTES, QWEN])
+@pytest.mark.parametrize("model", [CHATML, QWEN])
 def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model: dict[str, Any]) -> None:
     records = random_pairs(24)
     folder = build(tmp_path, records, **model, split={"val_fraction": 0.3})
@@ -91,7 +88,6 @@ def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model
         found, wanted = EpisodeDataset(folder, split), EpisodeDataset(other, split)
         assert [facts(one) for one in found] == [facts(one) for one in wanted]
         assert [one.side for one in found] == ["chosen", "rejected"] * (len(found) // 2)
-    assert not verify(folder, deep=True).findings
     assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 24
 
 
@@ -204,7 +200,6 @@ def test_a_tree_of_a_pair_has_the_prompt_once(tmp_path: Path) -> None:
         paths = _rows(tree)
         assert [tree.ids[path].tolist() for path in paths] == [rows[2 * number + k].ids.tolist() for k in (0, 1)]
     assert trees.tokens < rows.tokens
-    assert not verify(tmp_path / "t", deep=True).findings
 
 
 def _rows(tree: Episode) -> list[Any]:
@@ -222,7 +217,6 @@ def test_overflow_decides_for_both_sides(tmp_path: Path, overflow: str) -> None:
     found = [(one.record_id, one.side, len(one)) for one in EpisodeDataset(folder)]
     left = [("long", "chosen", 23), ("long", "rejected", 40)] if overflow == "cut" else []
     assert found == [("short", "chosen", 23), ("short", "rejected", 23), *left]
-    assert not verify(folder, deep=True).findings
 
 
 def test_weights_and_conditions_hold_for_whole_pairs(tmp_path: Path) -> None:
@@ -231,7 +225,6 @@ def test_weights_and_conditions_hold_for_whole_pairs(tmp_path: Path) -> None:
     found = [(one.record_id, one.side) for one in EpisodeDataset(folder)]
     assert [side for _, side in found] == ["chosen", "rejected"] * (len(found) // 2)
     assert 80 < len(found) < 120
-    assert not verify(folder, deep=True).findings
 
 
 def test_labels_are_kept_and_judge_the_last_answer(tmp_path: Path) -> None:
@@ -239,7 +232,6 @@ def test_labels_are_kept_and_judge_the_last_answer(tmp_path: Path) -> None:
     folder = build(tmp_path, [{"messages": asked, "label": True}, {"messages": asked[:2], "label": False}])
     episodes = list(EpisodeDataset(folder))
     assert [(one.side, one.turns, one.trained) for one in episodes] == [("liked", 2, 2), ("disliked", 1, 2)]
-    assert not verify(folder, deep=True).findings
 
 
 PROMPT = {"prompt": "q", "chosen": "a", "rejected": "b"}
@@ -278,7 +270,6 @@ def test_a_pair_that_is_none_is_one_bad_record(tmp_path: Path, case: str) -> Non
     folder = build(tmp_path, [PROMPT, record, PROMPT], **QWEN, on_error="quarantine")
     assert len(EpisodeDataset(folder)) == 4
     assert [json.loads(line)["reason"] for line in (folder / "rejected.jsonl").read_text().splitlines()] == [code]
-    assert not verify(folder, deep=True).findings
 
 
 THINKS = """{%- for message in messages -%}
@@ -303,21 +294,12 @@ def test_a_prompt_that_is_rendered_differently_is_refused(tmp_path: Path) -> Non
         tmp_path, [record, {**record, "rejected": {**thinks, "content": "c"}}], **model, on_error="quarantine"
     )
     assert [one.side for one in EpisodeDataset(folder)] == ["chosen", "rejected"]
-    assert not verify(folder, deep=True).findings
 
 
 def test_records_without_a_label_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="'label' that is true or false") as found:
         build(tmp_path, [{"prompt": "q", "completion": "a"}])
     assert found.value.code == "label_type"
-
-
-@pytest.mark.parametrize(
-    "more", [{"packing": {"max_length": 9, "overflow": "windows"}}, {"expand": "tree", "tree": {"group": "id"}}]
-)
-def test_options_that_would_part_a_pair_are_refused(tmp_path: Path, more: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="pair"):
-        build(tmp_path, [PROMPT], **more)
 
 
 def test_verify_finds_a_side_that_was_changed(tmp_path: Path) -> None:
@@ -333,9 +315,3 @@ def test_loaders_do_not_train_rejected_answers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no packing"):
         to_hf_dataset(folder, pack=True, max_length=64)
     assert to_hf_dataset(folder)["side"] == ["chosen", "rejected"]
-
-
-def test_a_file_gives_both_conversations(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "one.jsonl", [PROMPT])
-    found = list(ConversationFile(path, preferences="pairs"))
-    assert [(one.side.name, one.messages[-1].content) for one in found] == [("CHOSEN", "a"), ("REJECTED", "b")]

@@ -9,34 +9,19 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.recipe import recipe_of
-from chatmill.compiler.run import run_build
-from chatmill.core.ledger import Ledger
-from chatmill.errors import ConfigError, DataError
-from chatmill.prove.verify import verify
 from chatmill.read.picks import Pick
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, write_jsonl
-
-NAMED = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True, "gates": OPEN_GATES}
+from tests.compiler.builds import CHATML, OPEN_GATES, proved, talk, write_jsonl
 
 
 def samples(seed: int) -> list[dict[str, Any]]:
     """Samples of prompts, those of a prompt next to each other; some have no group, no reward, or cannot be read."""
-    rng, records = random.Random(seed), []
+    rng, records = random.Random(seed), list[dict[str, Any]]()
     for prompt in range(25):
         count, is_alone = rng.randint(1, 5), rng.random() < 0.2
         for number in range(count + is_alone):
-            talk = [
-                {"role": "user", "content": f"{prompt}?"},
-                {"role": "assistant", "content": "a" * rng.randint(1, 60)},
-            ]
-            record: dict[str, Any] = {
-                "id": f"r{len(records)}",
-                "messages": talk,
-                "info": {},
-                "done": rng.random() < 0.7,
-            }
+            said = talk(f"{prompt}?", "a" * rng.randint(1, 60))
+            record = {"id": f"r{len(records)}", "messages": said, "info": {}, "done": rng.random() < 0.7}
             if number < count:
                 record["prompt"] = prompt
             if rng.random() < 0.8:
@@ -79,32 +64,9 @@ def test_one_record_of_each_group_is_used(tmp_path: Path, best: bool, done: bool
     sources = [source | ({"where": "done == true"} if done else {})]
     for size in (200, 1000, 1 << 20):
         out = tmp_path / f"{size}"
-        recipe = {"sources": sources, **NAMED, "on_error": "quarantine", "shard_bytes": size}
-        made = run_build(recipe, out, workers=0)
-        expected = by_hand(records, best, done)
-        assert [one.record_id for one in EpisodeDataset(out)] == expected
-        ledger = Ledger.from_json(made.manifest["ledger"])
+        ledger = proved(
+            {"sources": sources, **CHATML, "gates": OPEN_GATES, "on_error": "quarantine", "shard_bytes": size}, out
+        )
+        assert [one.record_id for one in EpisodeDataset(out)] == by_hand(records, best, done)
         assert ledger.reasons("skipped")["pick"] > 10
         assert not any("reward" in note or "prompt" in note for note in ledger.all_notes())
-        assert verify(out, deep=True).passed
-
-
-def test_groups_that_are_apart_are_an_error_that_says_so(tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": "q" * 300}, {"role": "assistant", "content": "a"}]
-    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": talk, "prompt": number % 7} for number in range(21)])
-    recipe = {"sources": [{"path": str(path), "pick": {"group": "prompt"}}], **NAMED, "shard_bytes": 500}
-    with pytest.raises(DataError, match="sort the input by prompt"):
-        run_build(recipe, tmp_path / "built", workers=0)
-
-
-@pytest.mark.parametrize(
-    ("source", "more", "words"),
-    [
-        ({"pick": {"best": "reward"}}, {}, "'sources\\[0\\].pick.group' is missing"),
-        ({"pick": {"group": "a", "best": "reward +"}}, {}, "sources\\[0\\].pick: 'reward \\+' cannot be read"),
-        ({"pick": {"group": "a"}}, {"expand": "tree", "tree": {"group": "b"}}, "by different fields"),
-    ],
-)
-def test_a_pick_that_cannot_be_is_refused(source: dict[str, Any], more: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        recipe_of({"sources": [{"path": "x", **source}], **NAMED, **more})

@@ -38,6 +38,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "commands" / "build.md"
 SMALLEST: dict[str, Any] = {"sources": [{"path": "a.jsonl"}], "tokenizer": "bytes", "template": "chatml"}
 
 
+TREE = {"expand": "tree", "tree": {"group": "b"}}
+
+
+def source(**more: Any) -> dict[str, Any]:
+    return {"sources": [{"path": "a.jsonl", **more}]}
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     return {**SMALLEST, **changes}
 
@@ -94,6 +101,19 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"sources": [{"path": "a", "map": {"user": "q"}, "shape": "openai"}]}, "sources[0]: 'map' says what the"),
         ({"fetch_images": True}, "what fetch_images fetches is not there when a model is trained"),
         ({"tokenizer": object()}, "tokenizer: expected text, numbers, lists and objects, or a path"),
+        (source(pick={"best": "reward"}), "'sources[0].pick.group' is missing"),
+        (source(pick={"group": "a", "best": "reward +"}), "sources[0].pick: 'reward +' cannot be read"),
+        (source(pick={"group": "a"}) | TREE, "by different fields"),
+        (source(history={"observations": 5}) | {"expand": "none"}, "choose expand: turns or tree"),
+        (source(history={"observations": 5}) | {"preferences": "pairs"}, "take no history"),
+        (source(history={"elided": "x"}), "sources[0].history: history keeps everything"),
+        (source(history={"observations": 0}), "sources[0].history.observations: should be a whole number"),
+        (source(history={"turns": 2}), "unknown key 'sources[0].history.turns'"),
+        (TREE | {"preferences": "pairs"}, "a pair shares a tree with expand: tree alone"),
+        ({"packing": {"max_length": 9, "overflow": "windows"}, "preferences": "pairs"}, "two answers of a pair"),
+        (TREE | {"expand": "turns"}, "no effect without expand: tree"),
+        (TREE | source(weight=2), "cannot have a weight"),
+        ({"expand": "tree", "tree": {}}, "'tree.group' is missing"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:

@@ -24,7 +24,6 @@ from chatmill.core.native.scan import scan_lines
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.rows import PlainRow
-from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one, scanner_names
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import decode_line
@@ -36,12 +35,11 @@ from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.render.sampled import NOTES
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import OPEN_GATES, proved, write_jsonl
 from tests.compiler.tree_rows import apart, thinking_chats
 from tests.data.tokenizer_files import loaded, unpacked
 
 QWEN = str(unpacked("qwen3"))
-OPEN = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
 
 
 def template(**options: Any) -> ModelTemplate:
@@ -93,15 +91,7 @@ def sampled_chats(count: int, seed: int = 3) -> list[dict[str, Any]]:
 
 
 def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
-    return {"sources": [{"path": str(path)}], "tokenizer": QWEN, "template": "qwen3", "gates": OPEN, **changes}
-
-
-def proved(recipe: dict[str, Any], folder: Path) -> Ledger:
-    """Build, and prove what was built."""
-    manifest = run_build(recipe, folder, workers=0).manifest
-    report = verify(folder, deep=True, workers=0)
-    assert report.passed, report.findings[:3]
-    return Ledger.from_json(manifest["ledger"])
+    return {"sources": [{"path": str(path)}], "tokenizer": QWEN, "template": "qwen3", "gates": OPEN_GATES, **changes}
 
 
 def trained_parts(built: Path) -> Counter[tuple[str, tuple[int, ...]]]:
@@ -431,14 +421,7 @@ def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
 def test_inspect_shows_where_sampled_tokens_part_as_often_as_the_ledger_counts(tmp_path: Path) -> None:
     records = sampled_chats(6)
     path = write_jsonl(tmp_path / "chats.jsonl", records)
-    recipe = {
-        "sources": [{"path": str(path)}],
-        "tokenizer": QWEN,
-        "template": "qwen3",
-        "drift": "report",
-        "gates": OPEN,
-    }
-    notes = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"]).all_notes()
+    notes = proved(recipe_of(path, drift="report"), tmp_path / "built").all_notes()
     lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True), None)
     differ = notes["sampled_otherwise"] + notes["sampled_differ"]
     assert lines[0].startswith(f"{differ:,} of {notes['sampled_messages']:,} sampled answers have other tokens")

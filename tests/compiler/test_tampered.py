@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from chatmill.cli import app
-from chatmill.cli.statuses import ended
 from chatmill.compiler.run import run_build
 from chatmill.core.canonical import canonical_json
 from chatmill.distill.check import verify_synth_kd
@@ -28,7 +25,10 @@ from chatmill.prove.verify import verify
 from chatmill.store.documents import open_dataset
 from chatmill.store.kd import find_kd_root
 from chatmill.store.receipts import read_export, read_kd_manifest, read_manifest, receipt_bytes, sealed
+from tests.cli.run import here
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.compiler.verify_sets import edited
+from tests.damage import flip
 from tests.distill.inputs import chat, row, write_input
 
 OUTSIDE = ["a/../../x", "/etc/x", "", "..", "a\\b", "a//b"]
@@ -58,6 +58,12 @@ KINDS: dict[str, tuple[str, Check, Check]] = {
     "export": ("export.json", verify_export, read_export),
 }
 """The receipt of each, what verifies it, and what reads it."""
+
+
+@pytest.fixture
+def folder(home: Path, tmp_path: Path) -> Path:
+    """The dataset of episodes, to be changed."""
+    return Path(shutil.copytree(home / "episodes", tmp_path / "episodes"))
 
 
 def is_noticed(check: Check, folder: Path) -> bool:
@@ -108,9 +114,8 @@ def test_verify_goes_on_behind_a_receipt_that_was_changed(kind: str, home: Path,
     """The others refuse it; this is the command that shows what else differs."""
     name, check, _ = KINDS[kind]
     folder = shutil.copytree(home / kind, tmp_path / kind)
-    content = json.loads((folder / name).read_bytes())
-    content["package_version"] += "x"
-    (folder / name).write_bytes(receipt_bytes(content))
+    for content in edited(folder, seal=False, name=name):
+        content["package_version"] = "x"
     more = "train/more.bin" if kind == "episodes" else "more.bin"
     (folder / more).write_bytes(b"x")
     found = [(finding.file, finding.message) for finding in check(folder).findings]
@@ -118,11 +123,9 @@ def test_verify_goes_on_behind_a_receipt_that_was_changed(kind: str, home: Path,
     assert "was changed after it was written" in found[0][1]
 
 
-def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
-    content = json.loads((folder / "manifest.json").read_bytes())
-    content["tokenizer"]["pad_id"] = 7
-    (folder / "manifest.json").write_bytes(receipt_bytes(content))
+def test_every_reader_refuses_a_changed_manifest(home: Path, folder: Path, tmp_path: Path) -> None:
+    for content in edited(folder, seal=False):
+        content["tokenizer"]["pad_id"] = 7
     for read in (
         open_for_looking,
         lambda place: diff_datasets(place, home / "episodes", show=0),
@@ -132,23 +135,17 @@ def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> 
             read(folder)
 
 
-def test_datasets_of_other_versions_do_not_open(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
-    content = json.loads((folder / "manifest.json").read_bytes())
-    assert content["format_version"] == 4
-    (folder / "manifest.json").write_bytes(receipt_bytes(sealed({**content, "format_version": 3})))
+def test_datasets_of_other_versions_do_not_open(folder: Path) -> None:
+    for content in edited(folder):
+        content["format_version"] -= 1
     with pytest.raises(FormatError, match=r"at least 4 .found 3.*another kind or version"):
         open_dataset(folder)
 
 
 @pytest.mark.parametrize("what", ["template", "policy", "tokenizer"])
-def test_a_changed_fingerprint_is_a_finding_also_where_the_hash_was_made_right(
-    what: str, home: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
-    content = json.loads((folder / "manifest.json").read_bytes())
-    content[what]["fingerprint"] = "0" * 64
-    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+def test_a_changed_fingerprint_is_a_finding_also_where_the_hash_was_made_right(what: str, folder: Path) -> None:
+    for content in edited(folder):
+        content[what]["fingerprint"] = "0" * 64
     report = verify(folder)
     assert any(f"the {what} has changed since the build" in finding.message for finding in report.findings)
 
@@ -158,16 +155,12 @@ def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, home: Pat
     """As in the attack: the split lies where the name leads, and export would write outside of --out."""
     folder = shutil.copytree(home / "episodes", tmp_path / "data" / "set")
     shutil.copytree(folder / "train", tmp_path / "data" / "outside" / "x")
-    content = json.loads((folder / "manifest.json").read_bytes())
-    content["splits"] = {name: content["splits"]["train"]}
-    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+    for content in edited(folder):
+        content["splits"] = {name: content["splits"]["train"]}
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(FormatError, match="plain name of a split"):
-        export_dataset(folder, "parquet", tmp_path / "data" / "out")
-    with pytest.raises(FormatError, match="plain name of a split"):
-        verify(folder)
-    with pytest.raises(FormatError, match="plain name of a split"):
-        open_for_looking(folder)
+    for read in (lambda given: export_dataset(given, "parquet", tmp_path / "data" / "out"), verify, open_for_looking):
+        with pytest.raises(FormatError, match="plain name of a split"):
+            read(folder)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -207,8 +200,7 @@ def test_names_in_a_receipt_never_lead_out_of_its_folder(number: int, home: Path
                 look(folder)
 
 
-def test_names_of_shards_and_of_splits_that_datasets_lists_are_names(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
+def test_names_of_shards_and_of_splits_that_datasets_lists_are_names(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "train" / "episodes.json").read_bytes())
     content["shards"][0]["name"] = "../x"
     (folder / "train" / "episodes.json").write_text(json.dumps(content))
@@ -223,39 +215,31 @@ def test_names_of_shards_and_of_splits_that_datasets_lists_are_names(home: Path,
 # verify on an export
 
 
-def damage_of(folder: Path) -> dict[str, Callable[[], object]]:
-    file = folder / "train" / "shard_00000.parquet"
-    data = file.read_bytes()
-    return {
-        "was changed": lambda: file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
-        "missing; export.json names it": file.unlink,
-        "not in export.json": lambda: (folder / "train" / "shard_00001.parquet").write_bytes(b"more"),
-    }
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_verify_checks_the_files_of_an_export(
-    number: int, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_checks_the_files_of_an_export(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "export", tmp_path / "export")
-    group: Any = typer.main.get_command(app)
+    file = folder / "train" / "shard_00000.parquet"
 
-    def run(*options: str) -> tuple[int, str]:
-        status = ended(lambda: group.main(["verify", str(folder), *options], standalone_mode=False))
-        return status, "".join(capsys.readouterr())
+    def says(status: int, *options: str) -> str:
+        done = here("verify", folder, *options)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
-    status, text = run()
-    assert status == 0, text
-    assert "2 files with the sizes and hashes of export.json" in text
-    words, damage = list(damage_of(folder).items())[number]
-    damage()
-    status, text = run()
-    assert status == 1
-    assert words in text
-    assert "1 differences" in text
-    status, text = run("--deep")
-    assert status == 2
-    assert "is an export" in text
+    assert "2 files with the sizes and hashes of export.json" in says(0)
+    data = file.read_bytes()
+    for words, damage in (
+        ("was changed", lambda: flip(file, len(data) - 9)),
+        ("missing; export.json names it", file.unlink),
+        (
+            "not in export.json",
+            lambda: file.with_name("more.parquet").write_bytes(b"more"),
+        ),
+    ):
+        damage()
+        said = says(1)
+        assert words in said
+        assert "1 differences" in said
+        shutil.copytree(home / "export", folder, dirs_exist_ok=True)
+    assert "is an export" in says(2, "--deep")
 
 
 @pytest.mark.parametrize("target", ["hf", "parquet", "megatron"])

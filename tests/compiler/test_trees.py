@@ -18,22 +18,21 @@ from hypothesis import strategies as st
 
 from chatmill.compiler.run import run_build
 from chatmill.core.ledger import Ledger
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import DataError, FormatError
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, write_jsonl
+from tests.compiler.builds import OPEN_GATES, plain_recipe, talk, write_jsonl
 from tests.compiler.tree_rows import apart, targets, thinking_chat, thinking_chats
 
 
 def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
-    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True}
-    return {**recipe, **changes}
+    return plain_recipe(path, **{"template": "qwen3", "gates": {}, **changes})
 
 
-@pytest.fixture
-def chats(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "chats.jsonl", thinking_chats(60))
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("chats") / "chats.jsonl", thinking_chats(60))
 
 
 @pytest.mark.parametrize("policy", ["assistant", "all", "trl", "post_training"])
@@ -82,10 +81,9 @@ def test_overflow_and_splits_lose_what_rows_lose_and_no_more(
     tmp_path: Path, chats: Path, overflow: str, longest: int
 ) -> None:
     packing = {"max_length": longest, "overflow": overflow}
-    open_gates = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
     for name, expand in (("rows", "turns"), ("trees", "tree")):
         made = run_build(
-            recipe_of(chats, expand=expand, packing=packing, gates=open_gates), tmp_path / name, workers=0
+            recipe_of(chats, expand=expand, packing=packing, gates=OPEN_GATES), tmp_path / name, workers=0
         ).manifest
     ledger = Ledger.from_json(made["ledger"])
     split = EpisodeDataset(tmp_path / "trees")
@@ -119,8 +117,8 @@ def test_bytes_do_not_depend_on_workers_or_chunks(tmp_path: Path, chats: Path) -
 
 @pytest.mark.parametrize("more", [{}, {"packing": {"max_length": 260, "overflow": "windows"}}, {"policy": "all"}])
 def test_verify_derives_every_tree_again(tmp_path: Path, more: dict[str, Any]) -> None:
-    chats = write_jsonl(tmp_path / "chats.jsonl", thinking_chats(20))
-    run_build(recipe_of(chats, expand="tree", **more), tmp_path / "trees", workers=0)
+    few = write_jsonl(tmp_path / "chats.jsonl", thinking_chats(20))
+    run_build(recipe_of(few, expand="tree", **more), tmp_path / "trees", workers=0)
     report = verify(tmp_path / "trees", deep=True)
     assert report.passed, [finding.message for finding in report.findings]
     assert report.counts["rows_of_trees"] > 30
@@ -209,7 +207,7 @@ def test_records_that_agree_in_a_field_share_a_tree_whatever_the_chunks(tmp_path
 def test_groups_stay_whole_or_the_build_says_where_not(groups: list[int], size: int, lost: set[int]) -> None:
     """Whatever the chunks: every record once, a tree for each group, or one error that names the second place."""
     records = [
-        {"id": f"r{n}", "of": group if n not in lost else None, "messages": _pair(group, n)}
+        {"id": f"r{n}", "of": group if n not in lost else None, "messages": talk(f"question {group}", f"answer {n}")}
         for n, group in enumerate(groups)
     ]
     with tempfile.TemporaryDirectory() as temporary:
@@ -232,20 +230,3 @@ def test_groups_stay_whole_or_the_build_says_where_not(groups: list[int], size: 
             {"no_group": len(groups) - len(known)} if len(known) < len(groups) else {}
         )
         assert verify(Path(temporary, "built"), deep=True).passed
-
-
-def _pair(group: int, number: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"question {group}"}, {"role": "assistant", "content": f"answer {number}"}]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"expand": "turns"}, "no effect without expand: tree"),
-        ({"sources": [{"path": "x.jsonl", "weight": 2}]}, "cannot have a weight"),
-        ({"tree": {}}, "tree.group"),
-    ],
-)
-def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        run_build(recipe_of(Path("x.jsonl"), **({"expand": "tree", "tree": {"group": "of"}} | changes)), "unused")

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from chatmill.cli.verify import command
 from chatmill.compiler import inputs as inputs_module
 from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
+from tests.compiler.builds import write_jsonl
 from tests.compiler.verify_sets import (
     build_into,
     edited,
@@ -29,7 +27,6 @@ from tests.compiler.verify_sets import (
     rehash,
     small_recipe,
     write_inputs,
-    write_lines,
     write_source,
 )
 from tests.damage import flip
@@ -42,8 +39,11 @@ def source(fast_module: Path) -> Path:
 
 
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "harmony": ("o200k", "harmony", {"packing": {"max_length": 512, "overflow": "windows"}}),
-    "harmony_rows": ("o200k", "harmony", {"packing": {"overflow": "cut"}, "pack": {"length": 700}}),
+    "harmony": (
+        "o200k",
+        "harmony",
+        {"packing": {"max_length": 512, "overflow": "windows"}, "pack": {"length": 700}},
+    ),
     "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
     "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
     "qwen3_training": (
@@ -107,26 +107,11 @@ def test_a_sample_is_of_whole_chunks_and_the_ledger_of_the_others_is_taken_as_st
         verify(folder, sample=10)
 
 
-def test_workers_find_what_one_process_finds(inputs: Path, fast: Path) -> None:
-    folder = build_into(fast / "out", recipe(inputs, "bytes", "chatml"))
-    shards = EpisodeDataset(folder).shards
-    for number in (1, len(shards) // 2, len(shards) - 1):
-        if shards[number].tokens:
-            flip(shards[number].folder / "tokens.bin", 40)
-    found = []
-    for workers in (0, 2):
-        report = verify(folder, deep=True, workers=workers)
-        said = report.as_json()
-        found.append({name: said[name] for name in said if name != "seconds"})
-    assert found[0] == found[1]
-    assert found[0]["differences"] > 3
-
-
 @pytest.mark.parametrize("lost", ["first", "middle", "last"])
 def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Build and proof cut alike, so the proof counts lines in another way too."""
     source, scan = fast / "chats.jsonl", inputs_module._cut_lines
-    write_lines(source, records("oasst_en100", 20))
+    write_jsonl(source, records("oasst_en100", 20))
 
     def loses(*given: Any) -> Any:
         xxh128, path, cuts = scan(*given)
@@ -149,25 +134,24 @@ def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatc
 def sound(fast_module: Path, source: Path) -> Path:
     folder = build_into(fast_module / "sound", small_recipe(source))
     assert len(EpisodeDataset(folder).shards) > 3
+    assert verify(folder).passed
     return folder
-
-
-@pytest.fixture(scope="module")
-def sound_rows(fast_module: Path, source: Path) -> Path:
-    more = {"packing": {"overflow": "windows"}, "pack": {"length": 6000}}
-    folder = build_into(fast_module / "sound_rows", small_recipe(source, **more))
-    assert len(EpisodeDataset(folder).shards) > 1
-    return folder
-
-
-@pytest.fixture
-def damaged_rows(sound_rows: Path, fast: Path) -> Path:
-    return Path(shutil.copytree(sound_rows, fast / "damaged"))
 
 
 @pytest.fixture
 def damaged(sound: Path, fast: Path) -> Path:
     return Path(shutil.copytree(sound, fast / "damaged"))
+
+
+def test_workers_find_what_one_process_finds(damaged: Path) -> None:
+    for shard in EpisodeDataset(damaged).shards[1:]:
+        flip(shard.folder / "tokens.bin", 40)
+    found = []
+    for workers in (0, 2):
+        said = verify(damaged, deep=True, workers=workers).as_json()
+        found.append({name: said[name] for name in said if name != "seconds"})
+    assert found[0] == found[1]
+    assert found[0]["differences"] > 3
 
 
 @pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
@@ -195,24 +179,22 @@ def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed
     assert any("was changed" in finding.message for finding in report.findings) != is_rehashed
 
 
-def test_the_rows_of_a_plan_are_counted_and_compared(sound_rows: Path) -> None:
-    report = verify(sound_rows)
+def test_the_rows_of_a_plan_are_counted_and_compared(source: Path, fast: Path) -> None:
+    more = {"packing": {"overflow": "windows"}, "pack": {"length": 6000}}
+    folder = build_into(fast / "rows", small_recipe(source, **more))
+    report = verify(folder)
     assert report.passed
-    held = json.loads((sound_rows / "manifest.json").read_bytes())["splits"]["train"]
+    held = json.loads((folder / "manifest.json").read_bytes())["splits"]["train"]
     assert (report.counts["rows"], report.counts["padding"]) == (held["rows"], held["padding"])
     assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
-
-
-def test_rows_that_the_planner_does_not_make_are_found(damaged_rows: Path) -> None:
-    for manifest in edited(damaged_rows):
+    for manifest in edited(folder):
         manifest["splits"]["train"]["rows"] += 1
-    assert any("rows in train; the planner gives" in finding.message for finding in verify(damaged_rows).findings)
-    path = damaged_rows / "train" / "episodes.json"
+    assert any("rows in train; the planner gives" in finding.message for finding in verify(folder).findings)
+    path = folder / "train" / "episodes.json"
     about = json.loads(path.read_bytes())
     path.write_text(json.dumps(about | {"rows": about["rows"] | {"count": 1}}))
-    rehash(damaged_rows)
-    report = verify(damaged_rows)
-    assert any("states 1 packed rows" in finding.message for finding in report.findings)
+    rehash(folder)
+    assert any("states 1 packed rows" in finding.message for finding in verify(folder).findings)
 
 
 def _truncate(folder: Path) -> None:
@@ -257,7 +239,6 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named_without_the_inputs(fault: str, damaged: Path) -> None:
     damage, file, sentence = FAULTS[fault]
-    assert verify(damaged).passed
     damage(damaged)
     report = verify(damaged)
     assert file in files_named(report)
@@ -291,38 +272,31 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
 
 
 def test_the_command_line(fast: Path) -> None:
-    source = fast / "chats.jsonl"
-    write_lines(source, records("oasst_en100", 10))
+    source = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 10))
     folder = build_into(fast / "out", small_recipe(source))
-    app = typer.Typer()
-    app.command()(command)
-    done = CliRunner().invoke(app, [str(folder), "--deep"])
-    assert done.exit_code == 0, done.output
-    assert "10 records derived from their source by the slow path (UTF-8)" in done.output
-    assert "0 differences" in done.output
-    refused = here("verify", fast)
-    assert refused.returncode == 2
-    assert "no dataset that a build has finished" in refused.stderr
+
+    def says(status: int, *options: str) -> str:
+        done = here("verify", folder, *options)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    said = says(0, "--deep")
+    assert "10 records derived from their source by the slow path (UTF-8)" in said
+    assert "0 differences" in said
     shutil.move(source, fast / "elsewhere")
-    done = CliRunner().invoke(app, [str(folder), "--deep"])
-    assert done.exit_code == 2, done.output
-    assert "chats.jsonl is not here" in done.output
+    assert "chats.jsonl is not here" in says(2, "--deep")
     shutil.move(fast / "elsewhere", source)
     flip(folder / "train/shard_00000/tokens.bin", 400)
-    done = CliRunner().invoke(app, [str(folder), "--deep", "--json"])
-    assert done.exit_code == 1, done.output
-    report = json.loads(done.output)
+    report = json.loads(says(1, "--deep", "--json"))
     assert report["differences"] == len(report["findings"]) > 1
     assert not report["passed"]
-    done = CliRunner().invoke(app, [str(folder)])
-    assert done.exit_code == 1, done.output
-    assert "train/shard_00000/tokens.bin" in done.output
+    assert "train/shard_00000/tokens.bin" in says(1)
 
 
 def test_a_dataset_of_a_field_map_is_verified_by_it(tmp_path: Path) -> None:
     shape = {"messages": "dialog", "role": "speaker", "content": "text", "id": "ticket"}
     talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "assistant", "text": "Here."}]
-    write_lines(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
+    write_jsonl(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
     sources = [{"path": str(tmp_path / "talks.jsonl"), "shape": shape}]
     built = build_into(tmp_path / "out", small_recipe(tmp_path / "talks.jsonl", sources=sources))
     (file,) = json.loads((built / "manifest.json").read_text())["inputs"]

@@ -25,8 +25,8 @@ from chatmill.render.jinja.rules import Rules
 from chatmill.render.jinja.turn_documents import LabelledDocument, Labels, TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES
-from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
+from tests.compiler.builds import OPEN_GATES, write_jsonl
+from tests.compiler.verify_sets import build_into, records, rehash, small_recipe
 from tests.damage import flip
 from tools.template_survey import bind_bytes, survey
 
@@ -35,7 +35,7 @@ from tools.template_survey import bind_bytes, survey
 def sound(fast_module: Path) -> Path:
     """Several turns a record, under a template that changes earlier turns: rows with answers that are context."""
     path = fast_module / "chats.jsonl"
-    write_lines(path, [r for r in records("oasst_en100", 40) if len(r["messages"]) > 2][:6])
+    write_jsonl(path, [r for r in records("oasst_en100", 40) if len(r["messages"]) > 2][:6])
     folder = build_into(fast_module / "sound", small_recipe(path, template="qwen3"))
     report = verify(folder, deep=True)
     assert report.passed
@@ -225,7 +225,7 @@ def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_
         {"role": "user", "content": "Two?"},
         {"role": "assistant", "content": "2", "reasoning_content": "Count on."},
     ]
-    write_lines(path, [{"messages": messages}])
+    write_jsonl(path, [{"messages": messages}])
     folder = build_into(fast / "in_place", small_recipe(path, template="qwen3", expand="none", gates=OPEN_GATES))
     report = verify(folder, deep=True)
     assert report.passed

@@ -20,12 +20,12 @@ from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.compiler.builds import write_jsonl
 from tests.compiler.verify_sets import (
     build_into,
     files_named,
     records,
     small_recipe,
-    write_lines,
     write_source,
 )
 from tests.data.tokenizer_files import unpacked
@@ -38,8 +38,7 @@ def source(fast_module: Path) -> Path:
 
 
 def test_a_changed_input_is_named_and_a_missing_one_cannot_be_checked(fast: Path) -> None:
-    source = fast / "chats.jsonl"
-    write_lines(source, records("oasst_en100", 5))
+    source = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 5))
     folder = build_into(fast / "out", small_recipe(source))
     whole = source.read_bytes()
     source.write_bytes(whole.replace(b"a", b"b", 1))
@@ -163,7 +162,7 @@ def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_doub
 def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that writes its last record three times stores more than its inputs give."""
     rows = records("oasst_en100", 12)
-    write_lines(fast / "chats.jsonl", rows)
+    write_jsonl(fast / "chats.jsonl", rows)
     more: dict[str, Any] = {"packing": {"max_length": 6000, "overflow": "cut"}}
     more["sources"] = [{"path": str(fast / "chats.jsonl"), "weight": 1.000001}]  # not 1: copies are counted
     with monkeypatch.context() as patch:
@@ -179,7 +178,7 @@ def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.
 
 def test_the_last_question_is_not_trained_on_either_path(fast: Path) -> None:
     """A policy that trains questions too, but only after the last of them: build and slow derivation agree."""
-    write_lines(fast / "chats.jsonl", records("oasst_en100", 6))
+    write_jsonl(fast / "chats.jsonl", records("oasst_en100", 6))
     parts = ("header", "content", "terminator", "separator")
     weights = {f"{role}.{part}": 1 for role in ("user", "assistant") for part in parts}
     (fast / "late.json").write_text(json.dumps({"weights": weights, "scope": "last_turn"}))

@@ -11,12 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 from chatmill.compiler.run import run_build
 from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
-from tests.compiler.builds import OPEN_GATES
+from tests.compiler.builds import OPEN_GATES, plain_recipe, write_jsonl
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.hashes import file_entry
 
@@ -28,12 +27,6 @@ def records(name: str, count: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
 
 
-def write_lines(path: Path, rows: list[Any]) -> None:
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix)
-    path.write_bytes(packed(data) if packed else data)
-
-
 def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     """The first records of every bundled source, and the nasty ones, in every shape and container.
 
@@ -43,12 +36,12 @@ def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     shaped = {"oasst_en100", "gpteacher_codegen", "gpteacher_roleplay", "korean_chatbot"}
     names = [path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES]
     for name in (name for name in names if name not in shaped):
-        write_lines(folder / f"{name}.jsonl.gz", [r for r in records(name, count) if len(json.dumps(r)) < longest])
+        write_jsonl(folder / f"{name}.jsonl.gz", [r for r in records(name, count) if len(json.dumps(r)) < longest])
     sharegpt = [
         {"id": r["id"], "conversations": [{"from": SHAREGPT[m["role"]], "value": m["content"]} for m in r["messages"]]}
         for r in records("oasst_en100", count)
     ]
-    write_lines(folder / "sharegpt.jsonl.zst", sharegpt)
+    write_jsonl(folder / "sharegpt.jsonl.zst", sharegpt)
     pairs = [(r["id"], *(m["content"] for m in r["messages"])) for r in records("gpteacher_codegen", 3 * count)]
     alpaca = [{"id": name, "instruction": question, "output": answer} for name, question, answer in pairs]
     (folder / "alpaca.json").write_text(json.dumps(alpaca, indent=1))
@@ -63,7 +56,7 @@ def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     (folder / "nasty.jsonl.gz").write_bytes(gzip.compress(b"".join(line for line in nasty if len(line) < longest)))
     shutil.copy(DATA / "nasty_raw.jsonl.bin", folder / "nasty_raw.jsonl")
     weighted = [weighted_chat(number) for number in range(count)]
-    write_lines(folder / "weighted.jsonl", weighted)
+    write_jsonl(folder / "weighted.jsonl", weighted)
     return folder
 
 
@@ -103,15 +96,7 @@ def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str
 
 def small_recipe(source: Path, **more: Any) -> dict[str, Any]:
     """One file, bytes as tokens: quick to build and to verify."""
-    base: dict[str, Any] = {
-        "sources": [{"path": str(source)}],
-        "tokenizer": "bytes",
-        "template": "chatml",
-        "add_control_tokens": True,
-        "shard_bytes": 12_000,
-        "on_error": "quarantine",
-    }
-    return {**base, **more}
+    return plain_recipe(source, **{"shard_bytes": 12_000, "on_error": "quarantine", "gates": {}, **more})
 
 
 def build_into(folder: Path, description: dict[str, Any]) -> Path:
@@ -121,25 +106,22 @@ def build_into(folder: Path, description: dict[str, Any]) -> Path:
 
 def rehash(folder: Path) -> None:
     """Make the manifest agree with the files again, as an error in the build itself would have it."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in manifest["files"]:
-        data = (folder / name).read_bytes()
-        manifest["files"][name] = file_entry(data)
-    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
+    for manifest in edited(folder):
+        for name in manifest["files"]:
+            manifest["files"][name] = file_entry((folder / name).read_bytes())
 
 
-def edited(folder: Path) -> Iterator[dict[str, Any]]:
-    """The manifest, written back when the loop over it ends, with its hash made right again."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    yield manifest
-    path.write_bytes(receipt_bytes(sealed(manifest)))
+def edited(folder: Path, *, seal: bool = True, name: str = "manifest.json") -> Iterator[dict[str, Any]]:
+    """A receipt, written back when the loop over it ends; `seal` makes its hash right again."""
+    content = json.loads((folder / name).read_bytes())
+    yield content
+    (folder / name).write_bytes(receipt_bytes(sealed(content) if seal else content))
 
 
 def write_source(folder: Path) -> Path:
     """Forty good records, and one that is refused."""
     path = folder / "chats.jsonl"
-    write_lines(path, [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
+    write_jsonl(path, [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
     return path
 
 

@@ -6,18 +6,20 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from chatmill.compiler.run import Outcome
 from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
-from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, RecordError
 from tests.compiler.builds import digest
 from tests.distill.inputs import (
-    REAL,
     chat,
     in_chunks_of,
     listed_files,
@@ -62,66 +64,84 @@ def test_bad_rows_fail_with_their_ids_or_are_put_aside(fast: Path) -> None:
     assert verify_synth_kd(fast / "out").passed
 
 
-def test_inputs_that_are_not_there_or_of_another_kind(fast: Path, tmp_path: Path) -> None:
-    out = fast / "out"
-    source = small(fast / "in")
-    (source / "manifest.json").rename(source / "kept")
-    with pytest.raises(DataError, match=r"there is no .*manifest\.json.*synth_harmony_v1"):
-        build_synth_kd(source, out)
-    (source / "manifest.json").write_text('{"schema_version": "v0"}')
-    with pytest.raises(DataError, match="schema_version 'v0'; this build reads 'synth_harmony_v1'"):
-        build_synth_kd(source, out)
-    (source / "kept").replace(source / "manifest.json")
-    (source / "synth_harmony_shard_00.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
-        build_synth_kd(source, out)
-    (source / "synth_harmony_shard_00.parquet").unlink()
-    with pytest.raises(DataError, match="has no shards"):
-        build_synth_kd(source, out)
-    pq.write_table(
-        pq.read_table(REAL / "synth_harmony_shard_00.parquet").drop(["synth_id"]),
-        source / "synth_harmony_shard_00.parquet",
-    )
-    with pytest.raises(DataError, match="has no column 'synth_id'"):
-        build_synth_kd(source, out)
-    assert not out.exists(), "mistakes are told before anything is made"
+LISTED = [{"path": f"data/synth_harmony_shard_{number:02}.parquet"} for number in range(4)]
 
 
-def test_wrong_options(fast: Path) -> None:
-    source = small(fast / "in")
-    for options, message in (
+def states(**content: Any) -> Callable[[Path], object]:
+    """Give the input another manifest."""
+    text = json.dumps({"schema_version": "synth_harmony_v1", **content})
+    return lambda source: (source / "manifest.json").write_text(text)
+
+
+def without_ids(source: Path) -> None:
+    path = source / SHARD
+    pq.write_table(pq.read_table(path).drop(["synth_id"]), path)
+
+
+SHARD = "synth_harmony_shard_02.parquet"
+INPUTS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda source: (source / "manifest.json").unlink(), r"there is no .*manifest\.json.*synth_harmony_v1"),
+    (states(schema_version="v0"), "schema_version 'v0'; this build reads 'synth_harmony_v1'"),
+    (lambda source: (source / SHARD).write_bytes(b"PAR1 no more"), "cannot be read as Parquet"),
+    (lambda source: [path.unlink() for path in source.glob("*.parquet")], "has no shards"),
+    (without_ids, "has no column 'synth_id'"),
+    (states(total_rows=31), "says 31 total_rows, but the 3 shards next to it have 30"),
+    (states(shards=LISTED), r"synth_harmony_shard_03.parquet is in one of them only"),
+    (states(storage={"shards": LISTED}), r"synth_harmony_shard_03.parquet is in one of them only"),
+    (states(shards=LISTED[:2]), r"synth_harmony_shard_02.parquet is in one of them only"),
+    (
+        lambda source: (source / SHARD).rename(source / "synth_harmony_shard_2.parquet"),
+        r"holds synth_harmony_shard_2.parquet, which is no .* would be left out",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(INPUTS)))
+def test_an_input_that_is_not_what_it_says_is_refused(fast: Path, case: int) -> None:
+    source, (damage, message) = small(fast / "in", shards=3), INPUTS[case]
+    states(total_rows=30, shards=LISTED[:3])(source)
+    assert len(read_input(source).shards) == 3
+    damage(source)
+    with pytest.raises(DataError, match=message):
+        build_synth_kd(source, fast / "out")
+    assert not (fast / "out").exists(), "mistakes are told before anything is made"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"on_error": "skip"}, "unknown on_error 'skip'"),
         ({"engine": "dask"}, "unknown engine 'dask'"),
-    ):
-        with pytest.raises(UnknownNameError, match=message):
-            build_synth_kd(source, fast / "out", **options)
-    with pytest.raises(ConfigError, match="audit is 2"):
-        build_synth_kd(source, fast / "out", audit=2)
-    for share in (-0.1, 1.5, math.nan):
-        with pytest.raises(ConfigError, match=rf"valid_fraction is {share}.*from 0 to 1"):
-            build_synth_kd(source, fast / "out", valid_fraction=share)
+        ({"audit": 2}, "audit is 2"),
+        *(({"valid_fraction": share}, rf"valid_fraction is {share}.*from 0 to 1") for share in (-0.1, 1.5, math.nan)),
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"max_tokens_per_shard": 0}, "max_tokens_per_shard is 0"),
+        ({"max_tokens": 3}, "no row fits"),
+    ],
+)
+def test_wrong_options(fast: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_synth_kd(small(fast / "in"), fast / "out", workers=0, **options)
     assert not (fast / "out").exists()
 
 
 def test_an_existing_root_is_refused_or_continued(fast: Path) -> None:
-    source = small(fast / "in")
-    (fast / "out").mkdir()
-    build_synth_kd(source, fast / "out", workers=0)  # an empty folder is fine
-    before = digest(fast / "out")
+    source, out = small(fast / "in"), fast / "out"
+    out.mkdir()
+    build_synth_kd(source, out, workers=0)  # an empty folder is fine
+    before = digest(out)
     with pytest.raises(ConfigError, match=r"holds a finished dataset: nothing is ever overwritten.*--resume"):
-        build_synth_kd(source, fast / "out", workers=0)
-    again = build_synth_kd(source, fast / "out", workers=0, resume=True)
-    assert again.outcome is Outcome.ALREADY_BUILT
-    assert again.manifest == manifest_of(fast / "out")
+        build_synth_kd(source, out, workers=0)
+    again = build_synth_kd(source, out, workers=0, resume=True)
+    assert (again.outcome, again.manifest) == (Outcome.ALREADY_BUILT, manifest_of(out))
     with pytest.raises(ConfigError, match="holds another dataset"):
-        build_synth_kd(source, fast / "out", workers=0, resume=True, valid_fraction=0.5)
-    assert digest(fast / "out") == before
+        build_synth_kd(source, out, workers=0, resume=True, valid_fraction=0.5)
+    assert digest(out) == before
     (fast / "mine").mkdir()
     (fast / "mine" / "thesis.txt").write_text("keep")
     for resume in (False, True):
         with pytest.raises(ConfigError, match=r"not empty \(thesis.txt\) and holds no build"):
             build_synth_kd(source, fast / "mine", workers=0, resume=resume)
-    assert [path.name for path in (fast / "mine").iterdir()] == ["thesis.txt"]
 
 
 def test_resuming_with_changed_input_is_refused(fast: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -10,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
@@ -24,6 +23,8 @@ from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import synth_kd_split
 from chatmill.tokenizer.load import load_tokenizer
+from tests.cli.run import here
+from tests.damage import flip
 from tests.distill.inputs import chat, in_chunks_of, row, text, write_input
 
 START = 200006
@@ -42,16 +43,8 @@ def built(fast_module: Path) -> Path:
     return fast_module / "out"
 
 
-def changed_file(path: Path, at: int, value: int, dtype: str = "u1") -> None:
-    data = np.fromfile(path, dtype=dtype)
-    data[at] = value
-    data.tofile(path)
-
-
 def with_right_hashes(root: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
     """Write the manifest anew, so that only the rows themselves can tell."""
-    import hashlib
-
     manifest = json.loads((root / "manifest.json").read_bytes())
     files = [file for split in manifest["splits"].values() for shard in split["shards"] for file in shard["files"]]
     for file in [*files, manifest["failed"]["file"]]:
@@ -78,7 +71,7 @@ def test_a_changed_token_is_found_with_its_record(built: Path, fast: Path) -> No
     place = shard.place(2)
     at = place.start + 4
     assert shard.document(2)[0][4] < 199_000, "an ordinary token"
-    changed_file(root / "train/shard_01_tokens.bin", at, 1000, "<i4")
+    flip(root / "train/shard_01_tokens.bin", 4 * at)
     with_right_hashes(root)
     assert verify_synth_kd(root).passed, "only the input can tell"
     report = verify_synth_kd(root, True)
@@ -133,13 +126,9 @@ def test_without_the_input_it_says_so(built: Path, fast: Path) -> None:
 
 
 def test_the_command(built: Path) -> None:
-    from chatmill.cli.verify import command
-
-    app = typer.Typer()
-    app.command()(command)
-    shown = CliRunner().invoke(app, [str(built), "--deep", "--sample", "4"])
-    assert shown.exit_code == 0, shown.output
-    assert "4 of 24 rows rendered again by openai-harmony" in shown.output
+    shown = here("verify", built, "--deep", "--sample", "4")
+    assert shown.returncode == 0, shown.stderr
+    assert "4 of 24 rows rendered again by openai-harmony" in shown.stdout
 
 
 def test_documents_are_read_as_those_of_any_dataset(built: Path) -> None:

@@ -1,4 +1,4 @@
-"""Caps in tokens, and manifests of the input in all their forms: what they list is there, and nothing else is."""
+"""Caps in tokens and rows: the first rows of each shard, whatever the chunks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from chatmill.distill.check import verify_synth_kd
-from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
-from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd_shard import KDShard
 from tests.cli.run import here
 from tests.compiler.builds import digest
@@ -74,43 +72,21 @@ def test_caps_in_tokens_take_whole_rows_in_order(
     assert digest(tmp_path / "b") == digest(tmp_path / "a")
 
 
-def test_a_cap_that_no_row_fits_into(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no row fits"):
-        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens=3)
-    with pytest.raises(ConfigError, match="max_tokens_per_shard is 0"):
-        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens_per_shard=0)
-    assert not (tmp_path / "out").exists()
-
-
-# --- the manifest of the input ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    return write_input(tmp_path / "in", [[row(f"{shard}-{n}", chat()) for n in range(30)] for shard in range(3)])
-
-
-def write_manifest(folder: Path, **content: Any) -> None:
-    (folder / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", **content}))
-
-
-def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
-    write_manifest(copied, total_rows=91)
-    with pytest.raises(DataError, match="says 91 total_rows, but the 3 shards next to it have 90"):
-        read_input(copied)
-    listed = [{"path": f"data/synth_harmony_shard_{number:02}.parquet"} for number in range(4)]
-    for lists in ({"shards": listed}, {"storage": {"shards": listed}}, {"shards": listed[:2]}):
-        write_manifest(copied, **lists)
-        with pytest.raises(DataError, match=r"synth_harmony_shard_0[23].parquet is in one of them only"):
-            read_input(copied)
-    write_manifest(copied, total_rows=90, shards=listed[:3])
-    assert len(read_input(copied).shards) == 3
-    (copied / "synth_harmony_shard_02.parquet").rename(copied / "synth_harmony_shard_2.parquet")
-    with pytest.raises(DataError, match=r"holds synth_harmony_shard_2.parquet, which is no .* would be left out"):
-        read_input(copied)
-
-
-# --- commands -----------------------------------------------------------------------------------------------------
+def test_caps_count_input_rows_in_shard_order(source: Path, tmp_path: Path) -> None:
+    for number, (caps, wanted) in enumerate(
+        (
+            ({"max_rows": 33}, [(30, 29), (3, 3), (0, 0)]),  # failed rows are counted
+            ({"max_rows_per_shard": 5}, [(5, 4), (5, 5), (5, 5)]),
+            ({"max_rows_per_shard": 5, "max_rows": 7}, [(5, 4), (2, 2), (0, 0)]),
+            ({"max_rows": 1000}, [(30, 29), (30, 30), (30, 30)]),
+        )
+    ):
+        options: dict[str, Any] = {"workers": 0, "on_error": "quarantine", "audit": 0, **caps}
+        manifest = in_chunks_of(3, source, tmp_path / str(number), **options).manifest
+        built = [sum(split["shards"][shard]["rows"] for split in manifest["splits"].values()) for shard in range(3)]
+        used = [entry["rows_used"] for entry in manifest["input"]["shards"]]
+        assert list(zip(used, built, strict=True)) == wanted
+        assert manifest["failed"]["rows"] == 1
 
 
 def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:

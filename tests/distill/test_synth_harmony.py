@@ -12,15 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from chatmill.cli import synth_harmony as synth_harmony_command
 from chatmill.distill import synth_harmony
 from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, HarmonyRows, opening_messages, write_synth_harmony
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
+from tests.cli.run import here
 from tests.conftest import DATA
 
 REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
@@ -87,20 +85,6 @@ def test_the_real_rows_come_out_as_published(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
-    rows = [taken_apart(row) for row in real_rows()[:50]]
-    write_jsonl(tmp_path / "rows.jsonl", rows)
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    shards = set()
-    for number, name in enumerate(("rows.jsonl", "rows.jsonl", "rows.json", "rows.parquet")):
-        result = write_synth_harmony(tmp_path / name, tmp_path / f"out{number}", workers=0)
-        assert [shard["rows"] for shard in result.manifest["shards"]] == [50]
-        shards.add(tuple(shard["sha256"] for shard in result.manifest["shards"]))
-    assert len(shards) == 1
-    assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
-
-
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
@@ -148,15 +132,6 @@ BAD: list[tuple[Any, str, str]] = [
     ({**ROW, "query": "a\ud800"}, "lone_surrogate", r"lone surrogate U\+D800"),
     (["a", "list"], "not_an_object", r"found a list"),
 ]
-
-
-def test_a_bad_row_ends_the_run_with_its_place_and_id(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, "answer": None}])
-    with pytest.raises(RecordError, match=r"'answer' is null") as caught:
-        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out")
-    assert (caught.value.code, caught.value.record_id) == ("no_answer", "a-1")
-    assert caught.value.where == f"{tmp_path / 'rows.jsonl'}:2"
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_bad_rows_in_quarantine(tmp_path: Path) -> None:
@@ -215,7 +190,7 @@ def numbered(folder: Path) -> list[Path]:
         json.dumps({**ROW, "synth_id": f"n-{n}", "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0))
         for n in range(150)
     ]
-    rows[140] = '{"query": "q", "answer": ""}\n'
+    rows[140] = json.dumps({**ROW, "synth_id": "n-140", "answer": ""}) + "\n"
     for number in range(3):
         (folder / f"{number}.jsonl").write_text("".join(rows[number * 50 : number * 50 + 50]))
     return [folder / f"{number}.jsonl" for number in range(3)]
@@ -233,32 +208,25 @@ def test_workers_change_no_byte_and_a_run_that_fails_leaves_nothing(tmp_path: Pa
     names = [f"n-{n}" for n in range(150) if n != 140]
     assert [row["synth_id"] for row in shard_rows(tmp_path / "out0")] == names, "blank lines are no rows"
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(RecordError):
+    with pytest.raises(RecordError, match="'answer' is empty") as caught:
         write_synth_harmony(source, tmp_path / "out", workers=0, **options)
+    assert (caught.value.code, caught.value.record_id) == ("no_answer", "n-140")
+    assert caught.value.where == f"{source[2]}:49"
     assert sorted(tmp_path.iterdir()) == before
-
-
-def run(*arguments: str | Path) -> Any:
-    app = typer.Typer()
-    app.command()(synth_harmony_command.command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_the_command(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, "answer": ""}])
     (tmp_path / "opening.yaml").write_text("system: {model_identity: You are Mill.}\ndeveloper: Be brief.\n")
-    done = run(
-        source, "--out", tmp_path / "out", "--set", f"opening={tmp_path / 'opening.yaml'}", "--on-error", "quarantine",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "1 conversations" in done.output
-    assert "rejected: 1 rows, no_answer" in done.output
+    given = ["synth-harmony", source, "--on-error", "quarantine"]
+    done = here(*given, "--out", tmp_path / "out", "--set", f"opening={tmp_path / 'opening.yaml'}")
+    assert done.returncode == 0, done.stderr
+    assert "1 conversations" in done.stdout
+    assert "rejected: 1 rows, no_answer" in done.stdout
     (row,) = shard_rows(tmp_path / "out")
     system, developer = json.loads(row["messages_json"])["messages"][:2]
     assert system["content"][0] == {"type": "system_content", "model_identity": "You are Mill."}
     assert developer["content"][0]["instructions"] == "Be brief."
-    as_json = run(source, "-o", tmp_path / "json", "--json", "--on-error", "quarantine")
-    assert json.loads(as_json.output)["total_rows"] == 1
-    failed = run(source, "-o", tmp_path / "none", "--column", "answer")
-    assert isinstance(failed.exception, ConfigError), failed.output
+    assert json.loads(here(*given, "-o", tmp_path / "json", "--json").stdout)["total_rows"] == 1
+    assert here(*given, "-o", tmp_path / "none", "--column", "answer").returncode == 2
     assert not (tmp_path / "none").exists()

@@ -31,7 +31,7 @@ from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 from chatmill.train.losses import teacher_losses, weighted_loss
-from tests.compiler.builds import OPEN_GATES, random_chat, write_jsonl
+from tests.compiler.builds import OPEN_GATES, plain_recipe, random_chat, write_jsonl
 from tests.damage import flip
 from tests.distill.teachers import Teacher, requests
 
@@ -41,8 +41,7 @@ K = 5
 def build(folder: Path, count: int = 12, seed: int = 0, **options: Any) -> Path:
     rng = random.Random(seed)
     chats = write_jsonl(folder / "chats.jsonl", [random_chat(rng, f"c{n}", words=8) for n in range(count)])
-    recipe = {"sources": [{"path": str(chats)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    run_build({**recipe, "gates": OPEN_GATES, **options}, folder / "built", workers=0)
+    run_build(plain_recipe(chats, gates=OPEN_GATES, **options), folder / "built", workers=0)
     return folder / "built"
 
 
@@ -71,11 +70,17 @@ def mine(dataset: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset with all answers."""
+def all_answers(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with an answer for each document."""
     work = tmp_path_factory.mktemp("whole")
-    folder = Path(shutil.copytree(dataset, work / "built"))
-    teacher_add(folder, write_jsonl(work / "answers.jsonl", answered(teacher, dataset, work, top_k=K)))
+    return write_jsonl(work / "answers.jsonl", answered(teacher, dataset, work, top_k=K))
+
+
+@pytest.fixture(scope="module")
+def whole(dataset: Path, all_answers: Path) -> Path:
+    """The dataset with all answers."""
+    folder = Path(shutil.copytree(dataset, all_answers.parent / "built"))
+    teacher_add(folder, all_answers)
     return folder
 
 
@@ -261,15 +266,14 @@ teacher_add(*sys.argv[1:])
 """
 
 
-def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, teacher: Teacher, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "answers.jsonl", answered(teacher, mine, tmp_path, top_k=K))
-    done = subprocess.run([sys.executable, "-c", KILLED, mine, path], check=False)
+def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, all_answers: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, mine, all_answers], check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = (mine / "teacher" / "train").iterdir()
     assert left.name.startswith(".tmp-")
     assert not EpisodeDataset(mine).teacher.parts
     assert verify(mine).passed
-    teacher_add(mine, path)
+    teacher_add(mine, all_answers)
     (part,) = (mine / "teacher" / "train").iterdir()
     assert part.read_bytes() == next((whole / "teacher" / "train").iterdir()).read_bytes()
 
@@ -302,9 +306,9 @@ def _set(one: dict[str, Any], logprob: float) -> None:
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_an_answer_that_does_not_fit_is_one_error_and_nothing_is_added(
-    mine: Path, teacher: Teacher, tmp_path: Path, fault: str
+    mine: Path, all_answers: Path, tmp_path: Path, fault: str
 ) -> None:
-    answers = answered(teacher, mine, tmp_path, top_k=K)
+    answers = [json.loads(line) for line in all_answers.read_text().splitlines()]
     broken, words = BROKEN[fault]
     broken(answers[4])
     path = write_jsonl(tmp_path / "answers.jsonl", answers)
