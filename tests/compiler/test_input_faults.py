@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,20 +17,11 @@ from chatmill.compiler import inputs
 from chatmill.compiler.cuts import ChunkCut, line_cuts
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.core.publish import StorageError
-from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
+from chatmill.errors import ChatmillError, DataError, FormatError
 from chatmill.read.files import read_records
 from tests.compiler.builds import plain_recipe
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 from tests.faults import active
-
-
-def test_no_known_shape_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n')
-    with pytest.raises(RecordError, match=r"a\.jsonl: cannot tell the shape") as caught:
-        scan(path, shape=None)
-    assert caught.value.code == "unknown_shape"
-
 
 # --- files that cannot be used --------------------------------------------------------------------------------------
 
@@ -128,18 +118,6 @@ def test_a_build_whose_input_changes_while_it_is_read_is_not_published(fast: Pat
     with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
         run_build(plain_recipe(path), out, workers=0, shard_bytes=1000, on_progress=on_progress)
     assert not (out / "manifest.json").exists()
-
-
-def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(CHAT + b"\n")
-    first = scan(path).file
-    os.utime(path, ns=(7, 7))
-    second = scan(path).file
-    assert first != second
-    assert first.as_json() == second.as_json()
-    assert json.loads(json.dumps(first.as_json())) == first.as_json()
-    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "xxh128", "lines", "records"}
 
 
 # Spools: the plain file that an input which cannot be cut in place is written as, whole or not at all.

@@ -23,7 +23,6 @@ from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
 from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
 from chatmill.errors import DataError, FormatError, RecordError
-from chatmill.render.jinja.renderer import Renderer
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.hashes import file_entry
@@ -245,20 +244,6 @@ def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: P
     assert run_build(accepted, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
 
 
-def test_reasoning_that_no_document_shows_ends_the_build(fast: Path) -> None:
-    """ChatML has no place for reasoning."""
-    path = write_jsonl(fast / "a.jsonl", [pair(f"r{i}", reasoning_content="Add them.") for i in range(9)])
-    recipe = plain_recipe(path, gates={})
-    with pytest.raises(GateError) as caught:
-        build(recipe, fast / "out")
-    said = str(caught.value)
-    assert "gate max_lost_reasoning: 81 of 81 characters of reasoning are in no document (100.0%)" in said
-    assert "Choose a template that shows reasoning" in said
-    assert "--set gates.max_lost_reasoning=1 " in said
-    accepted = build({**recipe, "gates": {"max_lost_reasoning": None}}, fast / "out", resume=True)
-    assert Ledger.from_json(accepted["ledger"]).notes["a", "lost_reasoning"] == 81
-
-
 # Quarantine
 
 BAD = [
@@ -291,24 +276,6 @@ def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     assert records["built"] == {"": 1}
     data = (fast / "out" / "rejected.jsonl").read_bytes()
     assert manifest["files"]["rejected.jsonl"] == file_entry(data)
-
-
-def test_a_record_that_plain_jinja_writes_otherwise_ends_no_build(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a fault of the tracing would: it costs that record alone."""
-    plain = Renderer.plain
-    monkeypatch.setattr(Renderer, "plain", lambda *given: plain(*given).replace("odd", "even"))
-    texts = ["one", "two", "odd", "four", "five"]
-    records = [
-        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}] * (number + 1)}
-        for number, text in enumerate(texts)
-    ]
-    monkeypatch.setattr("chatmill.render.jinja.renderer.COMPARED", 1)
-    path = write_jsonl(fast / "chats.jsonl", records)
-    manifest = build(plain_recipe(path, on_error="quarantine"), fast / "out")
-    assert manifest["ledger"]["records"]["chats"]["quarantined"] == {"not_followed": 1}
-    assert manifest["ledger"]["records"]["chats"]["built"] == {"": 4}
-    (line,) = (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()
-    assert json.loads(line)["where"] == f"{path}:3"
 
 
 def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path) -> None:

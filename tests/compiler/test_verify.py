@@ -64,7 +64,7 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def inputs(fast_module: Path) -> Path:
-    return write_inputs(fast_module / "inputs")
+    return write_inputs(fast_module / "inputs", count=3)
 
 
 @pytest.mark.parametrize("name", SETS)

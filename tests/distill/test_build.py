@@ -21,7 +21,6 @@ from chatmill.errors import FormatError
 from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
-from chatmill.systems.synth_kd import EOD
 from tests.cli.run import here
 from tests.compiler.builds import digest
 from tests.compiler.killing import check, reports_of
@@ -36,7 +35,6 @@ from tests.distill.inputs import (
     manifest_of,
     row,
     small,
-    text,
     write_input,
 )
 
@@ -115,30 +113,6 @@ def test_a_split_without_rows_has_no_files_and_is_listed(fast: Path) -> None:
         ]
         assert splits[full]["rows"] == 20
         assert verify_synth_kd(root).passed
-
-
-def test_the_ledger_says_where_every_row_and_token_went(fast: Path) -> None:
-    """Counted once more by decoding, with nothing taken from the code that is tested."""
-    rows = [row(f"id-{n}", [text("system", "s"), *chat(f"question {n}")]) for n in range(6)]
-    source = write_input(fast / "in", [[*rows[:4], row("bad", [])], rows[4:]], group=2)
-    in_chunks_of(2, source, fast / "out", workers=0, on_error="quarantine", valid_fraction=0.3)
-    ledger = manifest_of(fast / "out")["ledger"]
-    assert ledger["records"]["shard_00"] == {"read": {"": 5}, "built": {"": 4}, "quarantined": {"no_messages": 1}}
-    assert ledger["notes"]["shard_01"] == {"episodes": 2}
-    slow, tokens = straightforward.official_encoding(), {}
-    for path in sorted((fast / "out").glob("*/*_tokens.idx")):
-        shard = KDShard.open(path.with_suffix(""))
-        for number in range(len(shard)):
-            ids = shard.document(number)[0].tolist()
-            assert ids.pop() == EOD
-            for message in slow.decode(ids).split("<|start|>")[1:]:
-                role = message.split("<|")[0]
-                size = 1 + len(slow.encode(message, allowed_special="all"))
-                tokens[shard.name, role] = tokens.get((shard.name, role), 0) + size
-            tokens[shard.name, "document"] = tokens.get((shard.name, "document"), 0) + 1
-    found = {(shard, role): fates for shard, roles in ledger["tokens"].items() for role, fates in roles.items()}
-    assert {key: fates["rendered"] for key, fates in found.items()} == tokens
-    assert all(("trained" if role == "assistant" else "context") in fates for (_, role), fates in found.items())
 
 
 PLANTED = {"tokens": (1000, 5), "span": (1, 2)}

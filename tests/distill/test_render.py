@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from chatmill.distill.input_shards import COLUMNS
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
-from chatmill.render import official_harmony
 from chatmill.systems.synth_kd import (
     EOD,
     KDSplit,
@@ -283,21 +281,6 @@ def test_any_rows_equal_the_official_renderer(
         ids, spans = found[place]
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
-
-
-def test_bounded_caches_change_no_ids(
-    pipeline: Pipeline, official: OfficialRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = lru_cache(maxsize=4)(official_harmony.content_text.__wrapped__)
-    monkeypatch.setattr("chatmill.render.jinja.record_view.content_text", small)
-    monkeypatch.setattr("chatmill.render.plan_store.MAX_REMEMBERED", 50)
-    system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
-    rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
-    for first in range(0, 30, 3):
-        batch = rendered(pipeline, rows[first : first + 3])
-        for row, (ids, _) in zip(rows[first : first + 3], documents(batch), strict=True):
-            assert ids.tolist() == slowly(official, row).ids.tolist()
-    assert small.cache_info().misses > 4, "some were made anew"
 
 
 def test_a_row_that_closes_its_list_and_opens_another(pipeline: Pipeline) -> None:

@@ -31,7 +31,7 @@ def command(
     settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "preferences=chosen.")] = None,
 ) -> None:
     """Look at the files and write a recipe."""
-    from chatmill.compiler.first_recipe import look_at, recipe_text, refuse_to_overwrite, write_recipe
+    from chatmill.compiler.first_recipe import look_at, recipe_text, write_recipe
 
     values = options.settings(settings, {"preferences": str})
     if values.get("preferences") == "pairs":
@@ -40,8 +40,8 @@ def command(
             "preferences=chosen, or build pairs at once (chatmill build ... --set preferences=pairs)"
         )
     path = Path(out)
-    if out != "-":
-        refuse_to_overwrite(path)
+    if out != "-" and path.exists():
+        raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out")
     look = look_at(
         files,
         tokenizer=tokenizer,

@@ -27,7 +27,7 @@ from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.ledger import REPAIRED, Ledger
 from chatmill.core.publish import storing
 from chatmill.core.tools import listed_tools
-from chatmill.errors import ConfigError, DataError, NoReferenceError, RecordError
+from chatmill.errors import DataError, NoReferenceError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import map_of
@@ -240,12 +240,6 @@ def write_recipe(look: FirstLook, path: Path) -> None:
     """Write the recipe with its comments to a new file; one that is there is never overwritten."""
     with storing(path), path.open("x", encoding="utf-8") as file:
         file.write(recipe_text(look))
-
-
-def refuse_to_overwrite(path: Path) -> None:
-    """Raise an error if the recipe is there."""
-    if path.exists():
-        raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out")
 
 
 def recipe_text(look: FirstLook) -> str:

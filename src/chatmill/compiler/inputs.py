@@ -28,7 +28,7 @@ from chatmill.read.files import list_entries, parquet_batches, parquet_groups
 from chatmill.read.lines import is_packed, open_bytes
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
-from chatmill.read.shapes import detect_shape, find_shape, preferred
+from chatmill.read.shapes import detect_shape, preferred
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
@@ -113,14 +113,6 @@ def fetched(scan: InputScan) -> InputScan:
         return scan
     with storing(scan.spool, "copy the input into"):
         return replace(scan, copy=str(fetch(where, Path(scan.base, scan.spool, "fetched")).absolute()))
-
-
-def check_names(scans: Sequence[InputScan]) -> None:
-    """Refuse endings and shapes that nobody knows, before any file is fetched or read."""
-    for scan in scans:
-        FileFormat.of(place(scan.path))
-        if scan.shape is not None:
-            find_shape(scan.shape)
 
 
 def scan_input(scan: InputScan) -> ScannedInput:

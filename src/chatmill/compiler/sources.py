@@ -19,7 +19,6 @@ from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
     KnownFile,
-    check_names,
     fetched,
     file_status,
     scan_input,
@@ -27,8 +26,9 @@ from chatmill.compiler.inputs import (
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.errors import ChatmillError, DataError
+from chatmill.read.file_format import FileFormat
 from chatmill.read.groups import record_groups
-from chatmill.read.places import is_elsewhere
+from chatmill.read.places import is_elsewhere, place
 from chatmill.read.shapes import find_shape
 
 Chunks = tuple[tuple[ChunkPiece, ...], ...]
@@ -70,6 +70,7 @@ def plan_sources(
     for number, source in enumerate(recipe.sources):
         shape = None if source.shape is None else find_shape(source.shape).key
         for path in _files_of(source, base):
+            FileFormat.of(place(path))  # refuses unknown endings before any file is fetched or read
             home = os.getcwd() if base is None else str(base)
             scans.append(
                 InputScan(
@@ -82,7 +83,6 @@ def plan_sources(
                 )
             )
             owners.append(number)
-    check_names(scans)
     if any(is_elsewhere(scan.path) for scan in scans):
         with ThreadPoolExecutor(FETCHES) as threads:
             scans = list(threads.map(fetched, scans))
@@ -218,13 +218,13 @@ def _entered(
 ) -> str | None:
     """Note the chunk of every group and return the last group."""
     last = None
-    for place, group in enumerate(groups[leading:], piece.range.first + leading):
+    for at, group in enumerate(groups[leading:], piece.range.first + leading):
         if group is not None and group != last:
             key = hashlib.blake2b(f"{id(piece.rules)} {group}".encode(), digest_size=16).digest()
             if seen.setdefault(key, number) != number:
                 value = group.partition("\0")[2].partition(" ")[2][:60]
                 raise DataError(
-                    f"{piece.range.before}{place}: an earlier record has the same {field}, {value!r}, and is too "
+                    f"{piece.range.before}{at}: an earlier record has the same {field}, {value!r}, and is too "
                     f"far away to be in one group with this one: sort the input by {field}, or build with a larger "
                     "shard_bytes, so that both are in one chunk"
                 )
