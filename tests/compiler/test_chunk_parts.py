@@ -126,6 +126,25 @@ def test_small_neighbours_of_one_source_share_a_chunk(files: list[tuple[list[int
     assert [list(chunk) for chunk in shared_chunks(pieces, owners, 100)] == wanted
 
 
+@pytest.mark.parametrize("added", [0, 1])
+def test_a_file_in_the_middle_shifts_few_groups(added: int) -> None:
+    """One that is added, or taken away."""
+    rng, rules = random.Random(added), SimpleNamespace(weight=1.0)
+
+    def file() -> Any:
+        return [SimpleNamespace(range=SimpleNamespace(bytes=100, digest=f"{rng.getrandbits(128):032x}"), rules=rules)]
+
+    def groups(files: list[Any]) -> set[Any]:
+        return {tuple(map(id, chunk)) for chunk in shared_chunks(files, [0] * len(files), 350)}
+
+    files = [file() for _ in range(80)]
+    old = groups(files)
+    assert len(old) > 30
+    for place in range(80):
+        new = groups([*files[:place], *(file() for _ in range(added)), *files[place + 1 - added :]])
+        assert len(new - old) <= 6
+
+
 def test_answers_that_hold_nothing_and_characters_of_reasoning() -> None:
     call, conversations = ToolCall("f", "{}"), []
     choices = itertools.product((Role.USER, Role.ASSISTANT), ("", "x"), (None, "", "é?"), ((), (call,)), (None, (1, 2)))

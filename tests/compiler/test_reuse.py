@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from chatmill.compiler import inputs
 from chatmill.compiler.run import BuildResult, Outcome, run_build
@@ -96,27 +94,6 @@ def test_a_changed_line_in_the_middle_costs_one_chunk(grown: dict[str, Any], fas
     path.write_text("".join(lines))
     result = reuse(grown, fast, "changed", "new")
     assert result.chunks - result.reused == 1
-
-
-@settings(max_examples=2, suppress_health_check=list(HealthCheck), deadline=None)
-@given(place=st.integers(0, 59), seed=st.integers(0, 5), what=st.sampled_from(["added", "removed"]))
-def test_a_file_in_the_middle_shifts_few_groups(
-    place: int, seed: int, what: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    home = tmp_path_factory.mktemp("groups")
-    for number in range(60):
-        write_jsonl(home / f"{number:03d}.jsonl", chats(1, 1000 * seed + number))
-    size = sum(path.stat().st_size for path in home.glob("*.jsonl")) // 20
-    recipe = plain_recipe(home / "*.jsonl", shard_bytes=size)
-    old = run_build(recipe, home / "old", workers=0)
-    assert old.chunks >= 20
-    if what == "added":
-        write_jsonl(home / f"{place:03d}a.jsonl", chats(1, 7777 + seed))
-    else:
-        (home / f"{place:03d}.jsonl").unlink()
-    result = reuse(recipe, home)
-    assert result.chunks - result.reused <= 12
-    assert result.reused > 0
 
 
 def test_resumed_and_shared(grown: dict[str, Any], fast: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from chatmill.compiler.chunk_job import pipeline_of, recipe_json
@@ -29,11 +27,3 @@ def pipeline() -> Pipeline:
 def official() -> OfficialRows:
     """The reference: rows rendered by openai-harmony."""
     return OfficialRows(vocabulary_file()[0])
-
-
-@pytest.fixture
-def no_vocabulary_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment that names no vocabulary file, in a folder without one."""
-    monkeypatch.delenv("O200K_HARMONY_VOCAB_PATH", raising=False)
-    monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE", raising=False)
-    monkeypatch.chdir(tmp_path)

@@ -344,8 +344,10 @@ def test_the_split_rule_on_known_ids() -> None:
         valid_threshold(1.5)
 
 
-@pytest.mark.usefixtures("no_vocabulary_variables")
 def test_a_manifest_names_the_vocabulary_as_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("O200K_HARMONY_VOCAB_PATH", "TIKTOKEN_ENCODINGS_BASE"):
+        monkeypatch.delenv(variable, raising=False)
     bundled, name = vocabulary_file()
     assert name == "chatmill:o200k_base.tiktoken"
     project, other = tmp_path / "data/tokenizer/o200k_base.tiktoken", tmp_path / "any.name"
