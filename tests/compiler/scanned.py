@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,13 @@ import pyarrow.parquet
 import zstandard
 
 from chatmill.compiler.inputs import InputScan, ScannedInput, scan_input
-from chatmill.read.files import Raw
+from chatmill.core.conversations import Conversations
+from chatmill.errors import RecordError
+from chatmill.read.columns import read_one_by_one
+from chatmill.read.files import Raw, decode_line
 from chatmill.read.ranges import chunk_records
+from chatmill.read.shapes import find_shape
+from tests.read.three_ways import as_lines
 
 
 def told(records: Iterator[Raw]) -> list[tuple[Any, ...]]:
@@ -29,6 +35,19 @@ def in_chunks(scanned: ScannedInput) -> list[tuple[Any, ...]]:
 def scan(path: Path, **options: Any) -> ScannedInput:
     given = {"spool": str(path.parent / "spool"), "shape": "openai", **options}
     return scan_input(InputScan(path=str(path), **given))
+
+
+def both_ways(records: list[Any], name: str) -> tuple[Conversations, Conversations, list[RecordError]]:
+    """Conversations of records in a shape, read as columns and one by one, with the errors; the two must agree."""
+    shape = find_shape(name)
+    fast, wrong = as_lines(records, shape)
+    raws = [decode_line(json.dumps(record).encode(), f"f:{number}") for number, record in enumerate(records, 1)]
+    slow, also_wrong = read_one_by_one(raws, shape, "s")
+    assert list(map(str, wrong)) == list(map(str, also_wrong))
+    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
+    assert fast.unused == slow.unused
+    assert fast.records.tolist() == slow.records.tolist()
+    return fast, slow, wrong
 
 
 CHAT = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'

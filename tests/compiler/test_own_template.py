@@ -19,17 +19,14 @@ from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from tests.cli.run import here
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import talk, write_jsonl
 
 TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
 OWN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
 )
-CHATS = [
-    {"id": f"r{i}", "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
-    for i in range(3)
-]
+CHATS = [{"id": f"r{i}", "messages": talk("one", "two")} for i in range(3)]
 
 
 @pytest.fixture

@@ -18,14 +18,16 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.prove.verify import verify
-from chatmill.read.columns import Lines, read_lines, read_one_by_one
-from chatmill.read.files import batch_records, decode_line
+from chatmill.read.columns import read_one_by_one
+from chatmill.read.files import batch_records
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import CHATML, OPEN_GATES, proved, text, write_jsonl
+from tests.compiler.scanned import both_ways
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
+from tests.read.three_ways import as_lines
 
 QWEN = {"tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
 
@@ -130,16 +132,7 @@ PAIRS = WHOLE | AFTER_PROMPT
 
 @given(st.lists(PAIRS, min_size=1, max_size=5))
 def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[dict[str, Any]]) -> None:
-    records = [{"id": f"{n}", **pair} for n, pair in enumerate(pairs)]
-    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    shape = find_shape("pairs")
-    fast, wrong = read_lines(data, Lines(0, len(data), 1, len(pairs)), before="f:", source="s", shape=shape)
-    raws = [decode_line(line, f"f:{number}") for number, line in enumerate(data.splitlines(), 1)]
-    slow, also_wrong = read_one_by_one(raws, shape, "s")
-    assert list(map(str, wrong)) == list(map(str, also_wrong))
-    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
-    assert fast.unused == slow.unused
-    assert fast.records.tolist() == slow.records.tolist()
+    both_ways([{"id": f"{n}", **pair} for n, pair in enumerate(pairs)], "pairs")
 
 
 def test_pairs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +143,8 @@ def test_pairs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         {"chosen": said("assistant", "chosen"), "rejected": "rejected", "prompt": prompt},
         {"chosen": "chosen", "rejected": "rejected", "question": "u", "system": "S", "prompt": None},
     ]
-    data = "\n".join(map(json.dumps, records)).encode()
     monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
-    batch, wrong = read_lines(data, Lines(0, len(data), 1, 4), before="f:", source="s", shape=find_shape("pairs"))
+    batch, wrong = as_lines(records, find_shape("pairs"))
     assert (len(batch), wrong) == (8, [])
     weights = [[message.weight for message in one.messages] for one in batch]
     assert weights == [[None, None, 0, None, None]] * 6 + [[None] * 3] * 2

@@ -24,13 +24,6 @@ from tests.ray_cluster import free_port
 ray = pytest.importorskip("ray")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def cluster(ray_address: str) -> None:
     """A connection that was there before the executor, which must leave it alone; kept for the next test."""
@@ -122,13 +115,13 @@ def test_no_job_outlives_its_driver(ray_address: str, tmp_path: Path, end: int) 
     command = [sys.executable, "-c", DRIVER, ray_address, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
         try:
-            wait_until(lambda: bool(list(tmp_path.iterdir())))
+            jobs.wait_for(lambda: bool(list(tmp_path.iterdir())))
             (note,) = tmp_path.iterdir()
             worker = Path("/proc", note.name.removeprefix("pid_"))
             assert worker.exists()
             driver.send_signal(end)
             _, complaint = driver.communicate(timeout=300)
-            wait_until(lambda: not worker.exists())
+            jobs.wait_for(lambda: not worker.exists())
         finally:
             driver.kill()
     assert driver.returncode == -end, complaint

@@ -1,4 +1,8 @@
-"""Builds on a Ray cluster of several nodes: one of them is lost."""
+"""A build on a Ray cluster of several nodes: one of them is lost.
+
+The cluster is that of a process of its own, as Ray ends the process that loses it:
+python -m tests.compiler.test_ray_nodes RECIPE OUT
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,47 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chatmill.compiler.run import run_build
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
+from chatmill.compiler.engines.ray_engine import RayExecutor
+from chatmill.compiler.run import BuildProgress, run_build
 from tests.compiler.builds import chats, digest, leftovers, plain_recipe, write_jsonl
 from tests.ray_cluster import PATIENT, WORKERS_WHEN_NEEDED
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+
+
+def slow_chunk(job: ChunkJob) -> dict[str, Any]:
+    """A chunk that takes long enough for its node to be lost in the middle; notes where it ran."""
+    time.sleep(0.3)
+    receipt = compile_chunk(job)
+    Path(job.place.directory, "..", f"ran_{job.number}_{ray.get_runtime_context().get_node_id()}").touch()
+    return receipt
+
+
+class Slowly(RayExecutor):
+    def map(self, job: Any, specs: Any) -> Any:
+        return super().map(slow_chunk if job is compile_chunk else job, specs)
+
+
+def lose_a_node(cluster: Any, recipe: dict[str, Any], out: Path) -> None:
+    """Kill one of two nodes after three chunks."""
+    nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    cluster.wait_for_nodes()
+    killed = []
+
+    def kill_a_node(state: BuildProgress) -> None:
+        if state.chunks_done == 3 and not killed:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            killed.append(nodes[0])
+
+    run_build(recipe, out, executor=Slowly(cluster.address), on_progress=kill_a_node)
+    assert killed
 
 
 @pytest.mark.slow
@@ -25,7 +61,7 @@ def test_a_node_killed_in_the_middle_of_a_build(fast: Path) -> None:
     run_build(recipe, fast / "whole", workers=0)
     (fast / "recipe.json").write_text(json.dumps(recipe))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.compiler.ray_nodes", str(fast / "recipe.json"), str(fast / "out")],
+        [sys.executable, "-m", "tests.compiler.test_ray_nodes", str(fast / "recipe.json"), str(fast / "out")],
         env={**os.environ, **WORKERS_WHEN_NEEDED, **PATIENT, "RAY_AUTH_MODE": "disabled"},
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
@@ -34,3 +70,20 @@ def test_a_node_killed_in_the_middle_of_a_build(fast: Path) -> None:
     assert len(where) == 2, "both nodes had chunks"
     assert digest(fast / "out") == digest(fast / "whole")
     assert leftovers(fast / "out") == []
+
+
+def main() -> None:
+    from ray.cluster_utils import Cluster
+
+    recipe, out = sys.argv[1:]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        lose_a_node(cluster, json.loads(Path(recipe).read_text()), Path(out))
+    finally:
+        sys.stdout.flush()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

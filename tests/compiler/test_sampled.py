@@ -24,9 +24,8 @@ from chatmill.core.native.scan import scan_lines
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.rows import PlainRow
-from chatmill.read.columns import Lines, read_lines, read_one_by_one, scanner_names
+from chatmill.read.columns import scanner_names
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.files import decode_line
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
 from chatmill.render.jinja.options import TemplateOptions, Trust
@@ -36,6 +35,7 @@ from chatmill.render.render import render
 from chatmill.render.sampled import NOTES
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, proved, write_jsonl
+from tests.compiler.scanned import both_ways
 from tests.compiler.tree_rows import apart, thinking_chats
 from tests.data.tokenizer_files import loaded, unpacked
 
@@ -292,13 +292,8 @@ def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent:
         ("calls", {**given_fields, "choices": [{"index": 0, "message": {"content": "\\u00e9"}, "token_ids": [7]}]}),
     ]
     for name, record in records:
-        line, shape = json.dumps(record).encode(), find_shape(name)
-        fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), before="f:", source="s", shape=shape)
-        slow, also_wrong = read_one_by_one([decode_line(line, "f:1")], shape, "s")
-        assert [str(error) for error in wrong] == [str(error) for error in also_wrong]
-        assert list(fast) == list(slow)
-        assert fast.unused == slow.unused
-        assert list(Conversations.joined([fast, slow])) == [*fast, *slow]
+        fast, slow, _ = both_ways([record], name)
+        assert list(Conversations.joined([fast, slow])) == [*slow, *fast]
 
 
 def test_calls_as_servers_and_harnesses_write_them_are_read_by_the_scanner() -> None:
@@ -321,11 +316,7 @@ def test_calls_as_servers_and_harnesses_write_them_are_read_by_the_scanner() -> 
     shape = find_shape("calls")
     (names,) = scanner_names(shape)
     assert scan_lines(data, 0, len(data), names).read.all()
-    fast, wrong = read_lines(data, Lines(0, len(data), 1, 4), before="f:", source="s", shape=shape)
-    slow, _ = read_one_by_one([decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s")
-    assert not wrong
-    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
-    assert fast.unused == slow.unused
+    assert not both_ways(records, "calls")[2]
     for damaged in (b'"logprob": ""', b'"logprob": -1, "logprob": -0.5', b'"logprob" : true', b'"lo\\u0067prob": 1'):
         line = data.splitlines()[2].replace(b'"logprob": -0.5', damaged)
         assert not scan_lines(line, 0, len(line), names).read.any()

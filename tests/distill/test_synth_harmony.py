@@ -19,14 +19,12 @@ from chatmill.distill import synth_harmony
 from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, HarmonyRows, opening_messages, write_synth_harmony
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from tests.cli.run import here
+from tests.compiler.builds import write_jsonl
 from tests.conftest import DATA
+from tests.distill.inputs import real_rows
 
 REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
 ROW = {"query": "2 + 2?", "reasoning": "Easy.", "answer": "4", "synth_id": "a-1", "language": "en", "exercise": "math"}
-
-
-def real_rows() -> list[dict[str, str]]:
-    return [row for path in REAL for row in pq.read_table(path).to_pylist()]
 
 
 def taken_apart(row: dict[str, str]) -> dict[str, str]:
@@ -45,11 +43,6 @@ def real_opening() -> dict[str, Any]:
     system, developer = json.loads(real_rows()[0]["messages_json"])["messages"][:2]
     fields = {name: value for name, value in system["content"][0].items() if name != "type"}
     return {"system": fields, "developer": developer["content"][0]["instructions"]}
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> Path:
-    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-    return path
 
 
 def shard_rows(out: Path) -> list[dict[str, str]]:
