@@ -76,7 +76,7 @@ def episodes(out: Path) -> list[Any]:
 
 @pytest.mark.parametrize("shard_bytes", [300, 32 << 20])
 def test_shards_of_any_size_hold_the_same_episodes(reference: Reference, fast: Path, shard_bytes: int) -> None:
-    found = run_build(reference.recipe, fast / "out", workers=0, shard_bytes=shard_bytes).manifest
+    found = run_build({**reference.recipe, "shard_bytes": shard_bytes}, fast / "out", workers=0).manifest
     assert episodes(fast / "out") == episodes(reference.built)
     expected = json.loads((reference.built / "manifest.json").read_bytes())
     assert found["ledger"] == expected["ledger"]
@@ -184,7 +184,7 @@ def test_any_lines_cut_anywhere(
     found = []
     for number, size in enumerate((shard_bytes, 32 << 20)):
         try:
-            ledger = run_build(recipe, home / str(number), workers=0, shard_bytes=size).manifest["ledger"]
+            ledger = run_build({**recipe, "shard_bytes": size}, home / str(number), workers=0).manifest["ledger"]
             found.append([ledger, *episodes_there(home / str(number))])
         except ValueError as error:  # nothing is left to build
             found.append([str(error)])

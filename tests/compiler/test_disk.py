@@ -115,10 +115,10 @@ def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); import sys, json; "
         "from chatmill.compiler.run import run_build; "
-        "run_build(json.loads(sys.argv[1]), sys.argv[2], workers=0, shard_bytes=1000)"
+        "run_build(json.loads(sys.argv[1]), sys.argv[2], workers=0)"
     )
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
-    recipe = plain_recipe(path, packing={"max_length": 400, "overflow": "windows"})
+    recipe = plain_recipe(path, packing={"max_length": 400, "overflow": "windows"}, shard_bytes=1000)
     recipe["gates"] = OPEN_GATES
     (fast / "limited.py").write_text(code)
     done = run_forked(fast / "limited.py", json.dumps(recipe), fast / "out")

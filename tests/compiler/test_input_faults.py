@@ -116,7 +116,7 @@ def test_a_build_whose_input_changes_while_it_is_read_is_not_published(fast: Pat
 
     said = "was there when the build began" if change == "is removed" else "has changed"
     with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
-        run_build(plain_recipe(path), out, workers=0, shard_bytes=1000, on_progress=on_progress)
+        run_build(plain_recipe(path, shard_bytes=1000), out, workers=0, on_progress=on_progress)
     assert not (out / "manifest.json").exists()
 
 

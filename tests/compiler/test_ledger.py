@@ -260,7 +260,7 @@ BAD = [
 def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", BAD)
     recipe = plain_recipe(path, on_error="quarantine")
-    manifest = build(recipe, fast / "out", shard_bytes=40)
+    manifest = build({**recipe, "shard_bytes": 40}, fast / "out")
     lines = [json.loads(line) for line in (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()]
     assert [(line["where"].removeprefix(str(path)), line["id"], line["field"], line["reason"]) for line in lines] == [
         (":2", "", "", "invalid_json"),
@@ -359,7 +359,7 @@ def test_hashes_below(fraction: float, keys: list[str]) -> None:
 def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
     paths = [write_jsonl(fast / f"{n}.jsonl", [pair(f"{n}-{i}") for i in range(15)]) for n in ("a", "b")]
     sources = [{"path": [str(path) for path in paths], "name": "both", "max_records": cap}]
-    manifest = build(plain_recipe(paths[0], sources=sources), fast / "out", shard_bytes=300)
+    manifest = build(plain_recipe(paths[0], sources=sources, shard_bytes=300), fast / "out")
     ids = [episode.record_id for episode in episodes(fast / "out")]
     assert ids == [*(f"a-{i}" for i in range(15)), *(f"b-{i}" for i in range(15))][:cap]
     left_out = manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0)

@@ -66,7 +66,7 @@ def test_a_build_gives_the_same_bytes_with_one_warning(
     name = str(unpacked("gpt2")) if tokenizer == "gpt2" else tokenizer
     recipe = plain_recipe(path, tokenizer=name)
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    run_build(recipe, tmp_path / "good", workers=0, shard_bytes=4000)
+    run_build({**recipe, "shard_bytes": 4000}, tmp_path / "good", workers=0)
     options = ("--workers", workers, "--set", "shard_bytes=4000")
     result = chatmill("build", tmp_path / "recipe.yaml", "--out", tmp_path / "bad", *options, env=blocked)
     assert result.returncode == 0, result.stderr

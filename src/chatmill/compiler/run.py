@@ -87,7 +87,6 @@ def run_build(
     executor: Executor | None = None,
     resume: bool = False,
     shard: tuple[int, int] | None = None,
-    shard_bytes: int | None = None,
     on_progress: OnProgress | None = None,
     base: Path | None = None,
     on_start: Callable[[], None] | None = None,
@@ -100,8 +99,8 @@ def run_build(
     The bytes depend on the input and the recipe alone: not on workers, executor or interruptions. `resume` continues a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; with `resume` and without `shard`, a build takes the shards of all
-    shares. `shard_bytes` replaces that of the recipe. Relative names of input files start from `base` (default: the
-    current folder). `on_start` is called once, when recipe and inputs are known to be good and work begins.
+    shares. Relative names of input files start from `base` (default: the current folder). `on_start` is called once,
+    when recipe and inputs are known to be good and work begins.
 
     `reuse` names the folder of an earlier dataset: chunks that it has are linked from there, and not made; the result
     has the same bytes as a full build. Files with the size and time of change that they had then are not read again,
@@ -111,8 +110,6 @@ def run_build(
     if is_elsewhere(os.fspath(out)):
         raise ConfigError(f"{out}: a dataset is built in a folder of this machine; copy it there when it is finished")
     checked = recipe_of(recipe)
-    if shard_bytes is not None:
-        checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
     earlier = None if reuse is None else EarlierBuild(reuse)
     is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
