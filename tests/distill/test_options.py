@@ -38,7 +38,7 @@ def lengths(root: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def everything(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     out = tmp_path_factory.mktemp("all") / "out"
-    build_synth_kd(source, out, valid_fraction=0.0, workers=0, on_error="quarantine")
+    build_synth_kd(source, out, valid_fraction=0.0, workers=0, on_error="quarantine", audit=0)
     return lengths(out)
 
 
@@ -56,7 +56,7 @@ def test_caps_in_tokens_take_whole_rows_in_order(
         total = sum(everything[0]) + everything[1][0]
     elif total == "one less":
         total = sum(everything[0]) + everything[1][0] - 1
-    options: dict[str, Any] = {"max_tokens": total, "max_tokens_per_shard": each, "valid_fraction": 0.0}
+    options: dict[str, Any] = {"max_tokens": total, "max_tokens_per_shard": each, "valid_fraction": 0.0, "audit": 0}
     result = build_synth_kd(source, tmp_path / "a", workers=0, on_error="quarantine", **options)
     wanted, left = [], total if total is not None else 10**12
     for sizes in everything:
