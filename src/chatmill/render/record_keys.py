@@ -29,8 +29,6 @@ from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.jinja.replay import Classes
 from chatmill.render.text_columns import Operations, column_of
 
-SHAPE_BYTES = 9
-"""Bytes of each message in a key that say what the template sees without asking; its replies are after them."""
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
@@ -141,9 +139,8 @@ class RecordKeys:
             self._add_rich(batch, rich, which, keys)
         return BatchKeys(which, keys, codes)
 
-    def classes(self, batch: Conversations | NDArray[np.uint8]) -> NDArray[np.int32]:
+    def classes(self, codes: NDArray[np.uint8]) -> NDArray[np.int32]:
         """For each message the number of its class; messages of one class have the same bytes (`BatchKeys.codes`)."""
-        codes = batch if isinstance(batch, np.ndarray) else self._codes(batch)
         width = codes.shape[1]
         starts = np.arange(0, codes.size, width, dtype=np.int64)
         which, firsts = distinct(codes.reshape(-1), starts, np.full(len(codes), width, dtype=np.int64))
@@ -157,7 +154,7 @@ class RecordKeys:
         if view.has_structured:
             return None
         if view.classes is None or view.classes.version != self.version:
-            view.classes = Classes(self.classes(Conversations.of([view.conversation])), self.version)
+            view.classes = Classes(self.classes(self._codes(Conversations.of([view.conversation]))), self.version)
         classes: Classes = view.classes
         return classes
 

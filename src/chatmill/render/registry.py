@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,10 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.images.find_rule import FILES as PICTURE_FILES
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import TOKEN_NAMES, JinjaSource, ModelTemplate
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.tokenizer.hf_json import named_tokens_of
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.load import JSON_FILES
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -124,7 +125,7 @@ def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
         text=templates[name],
         path=str(folder),
         origin=str(folder),
-        named_tokens=_named_tokens(_json(folder / CONFIG)),
+        named_tokens=named_tokens_of(_json(folder / CONFIG)),
         stop_ids=_stop_ids(_json(folder / GENERATION_CONFIG)),
     )
 
@@ -136,9 +137,14 @@ def template_of_object(tokenizer: Any) -> JinjaSource:
     text = templates.get("default") if isinstance(templates, dict) else templates
     if not isinstance(text, str):
         raise ConfigError(f"the tokenizer has several chat templates and none is the default: {', '.join(templates)}")
-    named = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     name = Path(getattr(tokenizer, "name_or_path", "") or "tokenizer").name
-    return JinjaSource(name=name, text=text, path="", origin="a loaded tokenizer", named_tokens=named)
+    return JinjaSource(
+        name=name,
+        text=text,
+        path="",
+        origin="a loaded tokenizer",
+        named_tokens=named_tokens_of(tokenizer.special_tokens_map),
+    )
 
 
 def _templates_in(folder: Path) -> dict[str, str]:
@@ -182,7 +188,7 @@ def _from_jinja(path: Path, name: str = "") -> JinjaSource:
         stop_tokens=tuple(about.get("stops", "").split()),
         document_end=about.get("end"),
         default_policy=about.get("policy", "assistant"),
-        named_tokens=said if name else {**_named_tokens(_json(beside / CONFIG)), **said},
+        named_tokens=said if name else {**named_tokens_of(_json(beside / CONFIG)), **said},
         stop_ids=() if name else _stop_ids(_json(beside / GENERATION_CONFIG)),
     )
 
@@ -195,23 +201,7 @@ def _text_of(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    named = {}
-    for key in TOKEN_NAMES:
-        token = config.get(key)
-        content = token.get("content") if isinstance(token, dict) else token
-        if isinstance(content, str):
-            named[key] = content
-    return named
+    return read_object(path, ConfigError) if path.is_file() else {}
 
 
 def _stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

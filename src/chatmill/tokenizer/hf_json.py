@@ -52,7 +52,7 @@ def tokenizer_from_json(
             engine = Engine.FAST
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
     reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
-    named = _named_tokens(config or {})
+    named = named_tokens_of(config or {})
     forms = [step.get("type") for step in rule_steps(file.rules("normalizer"), "normalizers")]
     form = "" if not forms else forms[0] if len(forms) == 1 and forms[0] in NORMAL_FORMS else None
     tokenizer = Tokenizer(
@@ -136,7 +136,7 @@ def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: s
     return dict(sorted(controls.items(), key=lambda item: (item[1], item[0])))
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def named_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, as templates ask for them."""
     named = {}
     for key, token in config.items():

@@ -968,13 +968,7 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     const rendering *last = count ? &renderings[count - 1] : NULL;
     for (int64_t i = 0; i < count; i++) {
         rendering *one = &renderings[i];
-        const int64_t size = one->stop - one->first, other = last->stop - last->first;
-        const int64_t most = size < other ? size : other;
-        int64_t same = 0;
-        while (same < most && all[one->first + same].segment == all[last->first + same].segment &&
-               all[one->first + same].base == all[last->first + same].base)
-            same++;
-        one->same = same;
+        one->same = alike(all + one->first, one->stop - one->first, all + last->first, last->stop - last->first);
     }
     r->probe = NO_PROBE;
     *outputs = all;
