@@ -20,7 +20,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import accounts_table
 from chatmill.look.stats_view import stats_parts
-from chatmill.look.terminal import Screen
+from chatmill.look.terminal import screen, show
 from chatmill.look.viewer.overview import saved_page
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
@@ -53,8 +53,8 @@ def main() -> None:
     tokenizer = load_tokenizer("o200k")
     data = chatmill.Dataset(OUT)
     console.print(Rule("3. stats", align="left"))
-    screen = Screen()
-    screen.show(stats_parts(data.stats().splits, None, width=screen.width))
+    terminal = screen()
+    show(terminal, stats_parts(data.stats().splits, None, width=terminal.width))
     table = Table("packed into rows of 2,048", "rows", "lower bound", "fill", box=None, pad_edge=False)
     for strategy in ("greedy", "best_fit"):
         packed = plan(data.episodes.lengths, ROW, strategy)

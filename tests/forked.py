@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[1]
 ADDRESS = "CHATMILL_TEST_FORKS"
 """Where `SHIM` and other processes of pytest find the server."""
 IMPORTED = (
-    *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml"),
+    *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml", "xxhash", "resource", "PIL.Image"),
+    *("pyarrow.parquet", "pandas", "awkward", "datasets", "gigatoken", "tokenizers", "openai_harmony", "tiktoken"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
     *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.first_recipe"),
     *("chatmill.prove.verify", "chatmill.prove.compare.diff", "chatmill.export.export", "chatmill.distill.check"),
     *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.viewer.overview"),
@@ -65,11 +67,11 @@ sys.exit(status)
 """A `chatmill` or `python` for shells: hands its arguments and open files to the server, and ends as the fork did."""
 PYTHON = """#!/bin/sh
 case "$1" in
-  [!-]*|-) exec {shim} "$@" ;;
+  [!-]*|-|-c) exec {shim} "$@" ;;
   *) exec {python} "$@" ;;
 esac
 """
-"""Scripts are forks; everything else that an interpreter may be asked for (`-c`, `-m`) is one."""
+"""Scripts and `-c` are forks; everything else that an interpreter may be asked for is one."""
 
 
 class Server:
@@ -89,6 +91,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},  # a thread of Arrow's
         )
         atexit.register(self.close)
         assert self.process.stdout is not None
@@ -222,12 +225,16 @@ def load() -> None:
     import chatmill.cli
     from chatmill.render.registry import bind, find_template
     from chatmill.tokenizer.byte_level import byte_tokenizer
+    from chatmill.tokenizer.load import load_tokenizer
+    from tests.engines_once import share_engines
 
     bind("chatml", byte_tokenizer(find_template("chatml").control_tokens))  # compiled once: most commands take it
     commands = [f"chatmill.cli.{module.name}" for module in pkgutil.iter_modules(chatmill.cli.__path__)]
     for name in (*IMPORTED, *commands):
         importlib.import_module(name)
     work_here(setattr)
+    share_engines(setattr)
+    load_tokenizer("o200k")
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
     for cleanup in weakref.finalize._registry:  # type: ignore[attr-defined]  # torch has thousands, which take long
         cleanup.atexit = False
@@ -292,10 +299,11 @@ def become(files: list[int], command: list[str], folder: str, environment: dict[
 
 
 def start(program: str) -> None:
-    if program == "-":
+    if program in ("-", "-c"):
+        code = sys.stdin.read() if program == "-" else sys.argv.pop(1)
         sys.path[0] = ""
         sys.modules["__main__"] = script = types.ModuleType("__main__")
-        exec(compile(sys.stdin.read(), "<stdin>", "exec"), vars(script))
+        exec(compile(code, "<string>", "exec"), vars(script))
         return
     if program != "chatmill":
         sys.path[0] = str(Path(program).resolve().parent)

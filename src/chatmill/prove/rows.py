@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -57,6 +58,7 @@ class PlainRow:
         return tokens[0], tail, tokens[-1] + 1
 
 
+@cache
 def is_answer(code: int) -> bool:
     """Whether a token is of what an assistant says, and not of what a template writes around it."""
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in ANSWER
