@@ -31,7 +31,7 @@ from tests.ray_cluster import ray_address
 __all__ = ["ray_address"]
 
 EXAMPLES = "CHATMILL_TEST_EXAMPLES"
-"""Set to `all`, as in `make test-slow`, property tests run all their examples, new ones each time; else a quarter."""
+"""Set to `all`, as in `make test-slow`, property tests run all their examples, new ones each time; else a sixth."""
 settings.register_profile(
     "any_machine",
     deadline=None,
@@ -39,7 +39,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any_machine")
-FEW = 20
+FEW = 12
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test in tests:
         asked = getattr(test, "_hypothesis_internal_use_settings", None)
         if isinstance(asked, settings) and asked.max_examples > FEW:
-            fewer = max(asked.max_examples // 4, FEW)
+            fewer = max(asked.max_examples // 6, FEW)
             test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)  # type: ignore[union-attr]
 
 

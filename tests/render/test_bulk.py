@@ -178,12 +178,12 @@ def batch_of(lines: Any) -> Conversations:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bundled_source(name: str, count: int) -> None:
     """One batch of many sources, so that shapes are learned from some of them and used by others."""
-    files = CONVERSATION_FILES if count > 2 else CONVERSATION_FILES[NAMES.index(name) % 2 :: 2]
+    files = CONVERSATION_FILES if count > 2 else CONVERSATION_FILES[NAMES.index(name) % 3 :: 3]
     lines = [line for path in files for line in not_long(bundled(path, 60))[:count]]
     template = fresh(name, "qwen3")
     rendered = render(batch_of(lines), template, collect_failures=True)
     rows = assert_bulk_is_one_by_one(rendered, list(batch_of(lines)), name, "qwen3")
-    assert rows > 12
+    assert rows >= 6
     assert_same(rendered, rendered_both_ways(lambda: batch_of(lines), template))  # now every plan is known
 
 

@@ -35,11 +35,13 @@ def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
     source = find_template(name)
     tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
     conversations = [turns(*texts) for texts in itertools.product(("", "a", " \n"), repeat=3)]
-    together = render(conversations, bind(source, tokenizer), collect_failures=True)
+    template = bind(source, tokenizer)
+    together = render(conversations, template, collect_failures=True)
     refused = {index for index, _ in together.failed}
     assert len(refused) < len(conversations)
     for index, conversation in enumerate(conversations):
-        alone = render([conversation], bind(source, tokenizer), collect_failures=True)
+        template.store.forget()
+        alone = render([conversation], template, collect_failures=True)
         assert bool(alone.failed) == (index in refused)
         rows = np.flatnonzero(together.kept == index)
         assert len(rows) == len(alone.tokens)

@@ -78,7 +78,7 @@ def test_quick_plans_are_those_of_the_slow_way(
     (tmp_path / "own.jinja").write_text(OWN.get(name, ""))
     source = find_template(tmp_path / "own.jinja" if name in OWN else name)
     tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens or ("<|eos|>",))
-    chats = conversations(70, random.Random(f"{name} {expand}"), calls=name not in ("chatml", *OWN))
+    chats = conversations(40, random.Random(f"{name} {expand}"), calls=name not in ("chatml", *OWN))
     unproved = Unproved.UNTRAINED if name == "gpt_oss" else Unproved.REFUSE
     given = TemplateOptions(expand=expand, today=date(2026, 1, 2), unproved=unproved)
     made: list[list[list[object]]] = []
@@ -87,7 +87,7 @@ def test_quick_plans_are_those_of_the_slow_way(
     for is_quick in (True, False):
         monkeypatch.setattr(QuickPlans, "plan", plan if is_quick else lambda self, view: None)
         bound = bind(source, tokenizer, given)
-        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 70, 10)]
+        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 40, 10)]
         made.append([facts(one) for one in parts])
         assert bound.store.quick is not None
         written += bound.store.quick._written
@@ -103,7 +103,7 @@ def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
         "<|eos|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
     tokenizer = with_control_tokens(load_tokenizer("bytes"), ("<|eos|>",))
-    chats = conversations(60, random.Random(3), calls=False)
+    chats = conversations(30, random.Random(3), calls=False)
     bound = bind(path, tokenizer)
     together = render(chats, bound, collect_failures=True)
     alone = [render([one], bind(path, tokenizer), collect_failures=True) for one in chats]

@@ -31,7 +31,7 @@ from tests.render.reference import (
     trl_training_template,
 )
 
-PER_SOURCE = 10
+PER_SOURCE = 6
 """`make test-slow` compares all."""
 IN_PLACE = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)
 """One row per conversation, whatever can be proved of it: what `apply_chat_template` writes."""
@@ -79,7 +79,7 @@ def all_conversations() -> list[Conversation]:
     return [conversation for path in CONVERSATION_FILES for conversation in ConversationFile(path)]
 
 
-@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 150), ("chatml", 90), ("llama3", 90)])
+@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 90), ("chatml", 54), ("llama3", 54)])
 def test_equal_to_apply_chat_template(
     template: str,
     at_least: int,
@@ -113,7 +113,7 @@ def assert_equal_to_trl(conversations: list[Conversation], tokenizer: Any) -> in
 def test_qwen3_training_equal_to_trl_in_ids_and_mask(
     qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
-    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 150
+    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 90
 
 
 @pytest.mark.slow
@@ -195,11 +195,11 @@ def harmony_reference(conversation: Conversation) -> list[int]:
 def test_harmony_equals_the_official_renderer(
     o200k: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
-    conversations = real_conversations(30)
+    conversations = real_conversations(15)
     rendered = render(conversations, bind("harmony", o200k, IN_PLACE), collect_failures=True)
     for position, index in enumerate(rendered.kept.tolist()):
         assert ids_of(rendered, position) == harmony_reference(conversations[index]), conversations[index].where
-    assert len(rendered.kept) > 500
+    assert len(rendered.kept) > 250
     assert {error.code for _, error in rendered.failed} <= {"tool_without_name", "harmony_refused"}
 
 

@@ -150,10 +150,8 @@ def faults(use: Use) -> list[str]:
 
 
 ALL = [(kind, name) for kind, listed in names().items() for name in listed]
-SAMPLED = 7
-"""The quick test takes one of so many uses of every name, and all if there are few, or of an operator of its own."""
-LIKE_ANOTHER = {"-", "/", "//", "**", "or", "!=", "<=", ">", ">=", "not in"}
-"""Operators that are followed as another one is."""
+SAMPLED = 12
+"""The quick test takes one of so many uses of every name, and all if there are few."""
 
 
 @pytest.mark.slow
@@ -166,8 +164,7 @@ def test_every_operation_is_followed_or_its_exact_value_is_noted(kind: str, name
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_an_operation_is_followed_or_its_exact_value_is_noted(kind: str, name: str) -> None:
     used = list(templates(kind, name))
-    is_whole = len(used) <= SAMPLED or (kind == "operator" and name not in LIKE_ANOTHER)
-    step = 1 if is_whole else SAMPLED
+    step = 1 if len(used) <= SAMPLED else SAMPLED
     found = [fault for use in uses_of(used[crc32(name.encode()) % step :: step]) for fault in faults(use)]
     assert not found, "\n".join(found[:20])
     assert name not in FOLLOWED or any(map(is_followed, uses_of(used))), name
@@ -202,8 +199,8 @@ def test_operations_in_bulk_give_the_text_of_plain_jinja(kind: str) -> None:
     spelling = record("<|e|>", "q<|e|>", n=2, f=2.0, d={"<|e|>": "<|e|>", "b": "<|e|>"}, l=["<|e|>", "b"])
     conversations = [*map(in_a_chat, [*RECORDS, spelling, *RECORDS])]
     used = [list(templates(kind, name)) for name in names()[kind]]
-    followed = [use.text for texts in used for use in uses_of(texts[:: len(texts) // 12 + 1]) if is_followed(use)]
-    assert len(followed) >= 10
+    followed = [use.text for texts in used for use in uses_of(texts[:: len(texts) // 8 + 1]) if is_followed(use)]
+    assert len(followed) >= 5
     for begin in range(0, len(followed), TOGETHER):
         text = CHAT.replace("USED", "|".join(followed[begin : begin + TOGETHER]))
         source = JinjaSource(name="own", text=text, path="", stop_tokens=("<|e|>",))

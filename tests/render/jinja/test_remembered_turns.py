@@ -63,7 +63,9 @@ def differences(template: ModelTemplate, batch: list[Conversation], rng: random.
     return found
 
 
-@pytest.mark.parametrize("name", bundled())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if at % 3 else []) for at, name in enumerate(bundled())]
+)
 def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(name: str) -> None:
     template = bound(name)
     assert differences(template, recombined(1, 12), random.Random(2)) == []
