@@ -69,6 +69,11 @@ def room_of(path: Path) -> str:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported_modules(path: Path) -> list[tuple[str, bool]]:
     """(module, at import time) of every import in a file; `if TYPE_CHECKING` and functions are not import time."""
     found: list[tuple[str, bool]] = []
@@ -86,7 +91,7 @@ def imported_modules(path: Path) -> list[tuple[str, bool]]:
             else:
                 visit(child, top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
-    visit(ast.parse(path.read_text()), True)
+    visit(tree_of(path), True)
     return found
 
 
@@ -132,7 +137,7 @@ def test_files_of_a_room_import_each_other_in_no_circle(room: str) -> None:
 def test_no_class_has_the_name_of_one_in_another_room() -> None:
     rooms: dict[str, set[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 rooms.setdefault(node.name, set()).add(room_of(path))
     assert [(name, where) for name, where in rooms.items() if len(where) > 1] == []

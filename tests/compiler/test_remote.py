@@ -76,16 +76,16 @@ def test_inputs_behind_urls_give_the_same_episodes(store: Any, chats_file: Path,
     assert not report.passed, "an input that has changed in the store"
 
 
-def test_what_is_not_there_is_one_clear_error(store: Any) -> None:
+def test_what_is_not_there_is_one_clear_error(store: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file: s3://mill/none\.jsonl"):
         next(iter(ConversationFile("s3://mill/none.jsonl")))
     with pytest.raises(ConfigError, match=r"no file matches 's3://mill/none/\*'"):
-        run_build({"sources": [{"path": "s3://mill/none/*"}], **CHATML}, "never", workers=0)
+        run_build({"sources": [{"path": "s3://mill/none/*"}], **CHATML}, tmp_path / "never", workers=0)
     with pytest.raises(ConfigError, match=r"nosuch://x: .*Known: s3://"):
         places.filesystem("nosuch://x")
     store.pipe_file("s3://mill/a.xlsx", b"x")
     with pytest.raises(DataError, match=r"a\.xlsx: cannot tell the format"):
-        run_build({"sources": [{"path": "s3://mill/a.xlsx"}], **CHATML}, "never", workers=0)
+        run_build({"sources": [{"path": "s3://mill/a.xlsx"}], **CHATML}, tmp_path / "never", workers=0)
     with pytest.raises(ConfigError, match=r"s3://mill/built: .* folder of this machine; copy it there"):
         run_build({"sources": [{"path": "s3://mill/a.jsonl"}], **CHATML}, "s3://mill/built", workers=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trl.trainer.dpo_trainer import DataCollatorForPreference as Preferences
-from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labels
-from trl.trainer.reward_trainer import DataCollatorForPreference as Rewards
 
 from chatmill.dataset.stored import Dataset
 from chatmill.errors import ConfigError, DataError, RecordError
@@ -36,6 +34,12 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("labels"), records)
 
 
+def collated(trainer: str, rows: list[dict[str, Any]]) -> Any:
+    """A batch of one of TRL's trainers; importing one takes seconds, and few tests need it."""
+    name = "DataCollatorForUnpairedPreference" if trainer == "kto" else "DataCollatorForPreference"
+    return getattr(import_module(f"trl.trainer.{trainer}_trainer"), name)(pad_token_id=0)(rows)
+
+
 def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
     export_dataset(dataset, to, out / to)
     return list(datasets.load_from_disk(str(out / to))["train"])
@@ -52,7 +56,7 @@ def masked(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def test_the_collator_of_dpo_trains_what_the_dataset_trains(pairs: Path, tmp_path: Path) -> None:
-    batch = Preferences(pad_token_id=0)(rows(pairs, "trl-dpo", tmp_path))
+    batch = collated("dpo", rows(pairs, "trl-dpo", tmp_path))
     found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
     episodes = list(EpisodeDataset(pairs))
     assert len(episodes) == 80
@@ -64,7 +68,7 @@ def test_the_collator_of_kto_trains_what_the_dataset_trains(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(kind)
-    batch = Labels(pad_token_id=0)(rows(folder, "trl-kto", tmp_path))
+    batch = collated("kto", rows(folder, "trl-kto", tmp_path))
     episodes = list(EpisodeDataset(folder))
     found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
     assert found == [trained(one) for one in episodes]
@@ -72,7 +76,7 @@ def test_the_collator_of_kto_trains_what_the_dataset_trains(
 
 
 def test_the_collator_of_reward_models_reads_whole_documents(pairs: Path, tmp_path: Path) -> None:
-    batch = Rewards(pad_token_id=0)(rows(pairs, "trl-reward", tmp_path))
+    batch = collated("reward", rows(pairs, "trl-reward", tmp_path))
     episodes = list(EpisodeDataset(pairs))
     found = [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     assert found == [one.ids.tolist() for one in (*episodes[::2], *episodes[1::2])]
@@ -143,7 +147,7 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     flip(changed, 2)
 
     result = export_dataset(folder, "trl-reward", tmp_path / "rewards")
-    batch = Rewards(pad_token_id=0)(list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
+    batch = collated("reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
     assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
     assert "2 pairs have no margin, and get 0" in result.not_held
     assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
