@@ -10,116 +10,70 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any
 
-from chatmill.tokenizer import backends, hf_json, load, tiktoken_file
-from chatmill.tokenizer.backends import (
-    Engine,
-    FastEngineMissing,
-    GigatokenBackend,
-    HuggingFaceBackend,
-    TiktokenBackend,
-)
+from chatmill.tokenizer import backends, load, tiktoken_file
+from chatmill.tokenizer.backends import FastEngineMissing, GigatokenBackend, HuggingFaceBackend, TiktokenBackend
 
-Made = TypeVar("Made")
 LARGE = 1_000_000
 """Bytes of a vocabulary from which on its engine is kept."""
 KEPT = 4
 """Of each kind; one takes up to a quarter of a gigabyte."""
 
 
-class Kept:
-    """The results of a slow function that were used last, by what it was given."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        if key not in self._known:
-            self._known[key] = make()
-        self._known.move_to_end(key)
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        found: Made = self._known[key]
-        return found
-
-
 def share_engines(put: Callable[[Any, str, Any], None]) -> None:
     """Share engines from now on; `put` replaces an attribute, as `setattr` does."""
-    put(GigatokenBackend, "from_json", _by_text(GigatokenBackend))
-    put(HuggingFaceBackend, "from_json", _by_text(HuggingFaceBackend))
-    put(GigatokenBackend, "from_o200k", _by_file())
-    put(TiktokenBackend, "__init__", _by_ranks())
-    put(tiktoken_file, "_ranks", _ranks())
-    put(load, "tokenizer_from_json", _tokenizers())
+
+    def of_gigatoken(raw: bytes) -> Hashable:
+        backends._gigatoken()  # where that cannot be imported, no engine is there
+        return large(raw)
+
+    from_ranks = TiktokenBackend.__init__
+
+    def encoding(ranks: dict[bytes, int], pattern: str) -> Any:
+        made = SimpleNamespace()
+        from_ranks(made, ranks, pattern)  # type: ignore[arg-type]
+        return made._encoding
+
+    encodings = kept(encoding, lambda ranks, pattern: (hash(tuple(ranks.items())), pattern))
+    put(GigatokenBackend, "from_json", staticmethod(kept(GigatokenBackend.from_json, of_gigatoken)))
+    put(HuggingFaceBackend, "from_json", staticmethod(kept(HuggingFaceBackend.from_json, large)))
+    from_o200k = kept(GigatokenBackend.from_o200k, lambda path: of_gigatoken(Path(path).read_bytes()))
+    put(GigatokenBackend, "from_o200k", staticmethod(from_o200k))
+    put(TiktokenBackend, "__init__", lambda self, *given: setattr(self, "_encoding", encodings(*given)))
+    put(tiktoken_file, "_ranks", kept(tiktoken_file._ranks, lambda raw, path: large(raw)))
+    usual = _engines()
+
+    def of_json(raw: bytes, name: str, config: Any = None, *options: Any, **more: bool) -> Hashable:
+        sha = large(raw) if _engines() == usual else None
+        return sha and (sha, name, json.dumps(config, sort_keys=True), options, str(more))
+
+    put(load, "tokenizer_from_json", kept(load.tokenizer_from_json, of_json))
 
 
-def _by_text(kind: Any) -> Any:
-    load, kept = kind.from_json, Kept()
+def kept(make: Callable[..., Any], key_of: Callable[..., Hashable]) -> Callable[..., Any]:
+    """A slow function whose results that were used last are kept by a key; None keeps nothing."""
+    known: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def from_json(text: bytes) -> Any:
-        if kind is GigatokenBackend:
-            backends._gigatoken()  # where that cannot be imported, no engine is there
-        if len(text) < LARGE:
-            return load(text)
-        return kept.get(hashlib.sha256(text).digest(), lambda: load(text))
+    def get(*given: Any, **more: Any) -> Any:
+        key = key_of(*given, **more)
+        if key is None:
+            return make(*given, **more)
+        if key not in known:
+            known[key] = make(*given, **more)
+        known.move_to_end(key)
+        while len(known) > KEPT:
+            known.popitem(last=False)
+        return known[key]
 
-    return staticmethod(from_json)
-
-
-def _by_file() -> Any:
-    load, kept = GigatokenBackend.from_o200k, Kept()
-
-    def from_o200k(path: str) -> GigatokenBackend:
-        backends._gigatoken()
-        raw = Path(path).read_bytes()
-        if len(raw) < LARGE:
-            return load(path)
-        return kept.get(hashlib.sha256(raw).digest(), lambda: load(path))
-
-    return staticmethod(from_o200k)
+    return get
 
 
-def _by_ranks() -> Any:
-    load, kept = TiktokenBackend.__init__, Kept()
-
-    def init(self: TiktokenBackend, ranks: dict[bytes, int], pattern: str) -> None:
-        def made() -> Any:
-            load(self, ranks, pattern)
-            return self._encoding
-
-        key = (len(ranks), hash(tuple(ranks)), hash(tuple(ranks.values())), pattern)
-        self._encoding = kept.get(key, made)
-
-    return init
-
-
-def _ranks() -> Any:
-    read, kept = tiktoken_file._ranks, Kept()
-
-    def ranks(raw: bytes, path: Path) -> dict[bytes, int]:
-        if len(raw) < LARGE:
-            return read(raw, path)
-        return kept.get(hashlib.sha256(raw).digest(), lambda: read(raw, path))
-
-    return ranks
-
-
-def _tokenizers() -> Any:
-    kept, engines = Kept(), _engines()
-
-    def tokenizer_from_json(
-        raw: bytes, name: str, config: Any = None, engine: Engine = Engine.FAST, strict_text: bool = False, **more: bool
-    ) -> Any:
-        made = partial(hf_json.tokenizer_from_json, raw, name, config, engine, strict_text, **more)
-        if len(raw) < LARGE or _engines() != engines:
-            return made()
-        key = (hashlib.sha256(raw).digest(), name, json.dumps(config, sort_keys=True), engine, strict_text, str(more))
-        return kept.get(key, made)
-
-    return tokenizer_from_json
+def large(raw: bytes) -> Hashable:
+    """The hash of a large vocabulary; None for a small one."""
+    return None if len(raw) < LARGE else hashlib.sha256(raw).digest()
 
 
 def _engines() -> tuple[Any, ...]:

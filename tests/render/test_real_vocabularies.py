@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import Conversation
 from chatmill.render.registry import bundled_names
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.npm_vocabularies import PACKAGES, npm_vocabulary
@@ -62,13 +62,6 @@ def test_a_bundled_template_gives_the_ids_of_transformers(
     ours, reference = with_all_tokens(VOCABULARY.get(name, "qwen3"))
     counts = compare(name, ours, reference, real_conversations(count))
     assert counts["compared"] >= 11 * count, counts
-
-
-def test_a_difference_is_a_token_across_the_place_where_a_model_starts_to_write() -> None:
-    """`assistant\\n` and an answer that begins with line feeds share a token in the reference."""
-    asked, answered = Message(Role.USER, "q"), Message(Role.ASSISTANT, "\n\na")
-    counts = compare("chatml", loaded("qwen3"), theirs(unpacked("qwen3")), [Conversation((asked, answered))] * 2)
-    assert counts == {"compared": 2, "broken": 2, "refused": 0}
 
 
 @pytest.mark.slow
