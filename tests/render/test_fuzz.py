@@ -78,16 +78,6 @@ def test_random_conversations(conversations: list[Conversation], name: str) -> N
         weights = policy.run_weights(tokens)
         assert weights.shape == tokens.run_kinds.shape
         assert ((weights >= 0) & (weights <= 1)).all()
-    for index in sorted(set(rendered.kept.tolist())):
-        rows = [tokens.conversation(position) for position in np.flatnonzero(rendered.kept == index).tolist()]
-        alone = render([conversations[index]], template).tokens
-        assert len(rows) == len(alone.offsets) - 1, "a conversation renders the same alone and in a batch"
-        for number, one in enumerate(rows):
-            same = alone.conversation(number)
-            assert one.ids.tolist() == same.ids.tolist()
-            assert one.kinds.tolist() == same.kinds.tolist()
-            assert one.messages.tolist() == same.messages.tolist()
-            assert set(one.messages.tolist()) <= set(range(-1, len(conversations[index].messages)))
 
 
 @settings(max_examples=40)
