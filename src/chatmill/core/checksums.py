@@ -9,8 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from chatmill.errors import ConfigError
-
 
 class RunningDigest(Protocol):
     """A running digest, as those of `hashlib`."""
@@ -34,12 +32,8 @@ class Hash(StrEnum):
         """A digest of no bytes yet. Reading needs no hashes, so their package is imported here."""
         if self is Hash.SHA256:
             return hashlib.sha256()
-        try:
-            from xxhash import xxh3_128
-        except ImportError as error:
-            raise ConfigError(
-                f"the hashes of files need xxhash, which is not installed ({error}): `pip install xxhash`"
-            ) from None
+        from xxhash import xxh3_128
+
         return xxh3_128()
 
     def of_file(self, path: Path) -> str:

@@ -65,7 +65,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
     """Load the o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
     file = find_o200k(path)
     raw = file.read_bytes()
-    ranks = _ranks(raw, file)
+    ranks = {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, raw.splitlines())}
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + b"o200k").hexdigest()
     return Tokenizer(
         name="o200k",
@@ -110,15 +110,3 @@ def _backend(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
 def _reference(ranks: dict[bytes, int]) -> Backend | None:
     """tiktoken, where it is installed."""
     return TiktokenBackend(ranks, PATTERN) if importlib.util.find_spec("tiktoken") else None
-
-
-def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(raw.splitlines(), 1):
-        if line:
-            try:
-                token, rank = line.split()
-                ranks[binascii.a2b_base64(token, strict_mode=True)] = int(rank)
-            except (ValueError, binascii.Error) as error:
-                raise TokenizerError(f"{path}:{number}: not a line of a .tiktoken file ({error})") from None
-    return ranks
