@@ -62,7 +62,6 @@ def test_objects_are_the_same_again(conversations: list[Conversation]) -> None:
     assert list(batch) == conversations
     assert batch[:] == conversations
     assert list(batch.keys) == [item.id or item.where for item in conversations]
-    assert [batch.options_of(i) for i in range(len(batch))] == [item.options for item in conversations]
 
 
 @settings(max_examples=200, deadline=None)

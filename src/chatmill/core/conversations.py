@@ -119,14 +119,9 @@ class Conversations(Sequence[Conversation]):
             tools_of(self.tools[index]),
             self.wheres[index],
             self.metadata[index],
-            self.options_of(index),
+            json.loads(options) if (options := self.options[index]) else NOTHING,
             Side.NONE if self.sides is None else Side(self.sides[index]),
         )
-
-    def options_of(self, index: int) -> Mapping[str, Any]:
-        """The template options of one conversation."""
-        text = self.options[index]
-        return json.loads(text) if text else NOTHING
 
     @property
     def keys(self) -> Texts:
