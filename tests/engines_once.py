@@ -43,7 +43,7 @@ def share_engines(put: Callable[[Any, str, Any], None]) -> None:
     from_o200k = kept(GigatokenBackend.from_o200k, lambda path: of_gigatoken(Path(path).read_bytes()))
     put(GigatokenBackend, "from_o200k", staticmethod(from_o200k))
     put(TiktokenBackend, "__init__", lambda self, *given: setattr(self, "_encoding", encodings(*given)))
-    put(tiktoken_file, "_ranks", kept(tiktoken_file._ranks, lambda raw, path: large(raw)))
+    put(tiktoken_file, "_ranks", kept(tiktoken_file._ranks, large))
     usual = _engines()
 
     def of_json(raw: bytes, name: str, config: Any = None, *options: Any, **more: bool) -> Hashable:

@@ -65,7 +65,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
     """Load the o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
     file = find_o200k(path)
     raw = file.read_bytes()
-    ranks = {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, raw.splitlines())}
+    ranks = _ranks(raw)
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + b"o200k").hexdigest()
     return Tokenizer(
         name="o200k",
@@ -110,3 +110,8 @@ def _backend(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
 def _reference(ranks: dict[bytes, int]) -> Backend | None:
     """tiktoken, where it is installed."""
     return TiktokenBackend(ranks, PATTERN) if importlib.util.find_spec("tiktoken") else None
+
+
+def _ranks(raw: bytes) -> dict[bytes, int]:
+    """The rank of each token in a file whose hash is known."""
+    return {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, raw.splitlines())}
