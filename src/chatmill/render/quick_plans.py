@@ -29,6 +29,7 @@ from chatmill.core.native.writer import (
 )
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import Mark
+from chatmill.render.jinja.looks import Looks
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
@@ -38,7 +39,6 @@ from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn import ROOT
 from chatmill.render.jinja.turn_documents import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
-from chatmill.render.jinja.verdicts import RecordVerdicts
 from chatmill.render.stretch_table import Numbered
 from chatmill.render.stretches import Stretches
 
@@ -108,9 +108,9 @@ class QuickPlans:
         roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes, with_apart=renderer.needs_apart)
-        replayed = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
+        replayed = renderer.known(view, requests, rows, Looks(renderer, view))
         if replayed is None and renderer.learn(view, requests):
-            replayed = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
+            replayed = renderer.known(view, requests, rows, Looks(renderer, view))
         if replayed is None or replayed[1].hidden_in_whole != -1:
             return None
         asked_of = _Told(self, lambda: Answers(renderer, view.again(), self._stops, replayed), speaking, replayed[1])

@@ -15,6 +15,7 @@ from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import Said
+from chatmill.render.jinja.looks import Looks
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
@@ -33,7 +34,6 @@ from chatmill.render.jinja.rules import (
 from chatmill.render.jinja.segments import Cursor, common, relative_key
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
-from chatmill.render.jinja.verdicts import RecordVerdicts
 
 PLAIN = Said()
 UNDECIDED = "undecided"
@@ -68,9 +68,8 @@ class Answers:
 
     def _remember(self) -> None:
         """Have what is known now of the template be what answers are found by."""
-        self._verdicts = RecordVerdicts(self.renderer, self.view)
-        self._memory, self._hidden = self._verdicts.memory, self._verdicts.hidden
-        self.remembered = self._memory.remembered
+        self._looks = Looks(self.renderer, self.view)
+        self.remembered = self._looks.remembered
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -95,14 +94,14 @@ class Answers:
         """Messages whose A(i), or what trains them in its place, is known to leave nothing out."""
         self._parted: dict[int, int] = {}
         """Messages that are known to be apart, and the renderings that train them."""
-        known = known or renderer.known(self.view, listed, answers, self._verdicts)
+        known = known or renderer.known(self.view, listed, answers, self._looks)
         if known is None:
             if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
                 return
             left = [request for request in requests if request not in self._made and request[2] != APART]
             self._made.update(zip(left, renderer.many(self.view, left), strict=True))
             self._remember()
-            known = renderer.known(self.view, listed, answers, self._verdicts)
+            known = renderer.known(self.view, listed, answers, self._looks)
         if known is not None:
             self._renderings, answers_found = known
             self._is_whole_shown = answers_found.hidden_in_whole == -1
@@ -185,7 +184,7 @@ class Answers:
     @property
     def version(self) -> int:
         """Of the classes that answers are told apart by; -1 if they are not known any more."""
-        return self._memory.version
+        return self._looks.version
 
     def decided(self, index: int) -> tuple[Answer[Cursor], tuple[str, str] | None] | None:
         """Return an answer if nothing but its key decides it, and what stands before it if that is so decided too.
@@ -254,7 +253,7 @@ class Answers:
             answer = self.remembered(key, index, partial(self._looked, index, *windows, opening=opening))
         if answer.reason == "probe":
             answer = self._with_next(index, key, first, prompt, ended, opening)
-        hidden = "" if is_shown else self._hidden.find(ended, index)
+        hidden = "" if is_shown else self._looks.hidden_in(ended, index)
         if hidden and answer.reason != "prompt_not_in_history":
             return Answer(index, "not_shown", hidden)
         return answer._replace(message=index, first=first)
@@ -387,7 +386,7 @@ class Answers:
         """Return what outputs leave out of the tools and the messages up to the last; nothing where they show all."""
         facts = self.renderer.segments.facts
         is_shown = self._is_whole_shown and last == self._count - 1 and last not in self._apart
-        hidden = "" if is_shown else self._hidden.find(outputs, last)
+        hidden = "" if is_shown else self._looks.hidden_in(outputs, last)
         if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in outputs):
             return "tools"
         return hidden

@@ -7,7 +7,7 @@ Messages are known by their class: messages of one class give the same reply to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +32,12 @@ from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, AnyLeaf, Leaf, Look, Node, Table, UnnotedError, compiled
 from chatmill.render.jinja.turn import ROOT, Replies, Turn
 
+if TYPE_CHECKING:
+    from chatmill.render.jinja.looks import Looks
+
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
-Outputs = list[tuple[int, int]]
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
-
-
-class Verdicts(Protocol):
-    """What is said of outputs of one conversation; replies as for `Ask.SHOWN`."""
-
-    def is_hidden(self, message: int, outputs: Outputs) -> int:
-        """Whether outputs leave out something of a message."""
-
-    def is_parted(self, prompt: Outputs, ended: Outputs) -> int:
-        """Whether outputs of P(i) and A(i) differ, whatever follows."""
 
 
 class Classes(NamedTuple):
@@ -93,7 +85,7 @@ class Replay:
         self._loops: list[tuple[Any, ...]] = []
         self._loop_numbers: dict[Question, int] = {}
         self._described: set[int] = set()
-        self._answered: tuple[Renderings, Verdicts] | None = None
+        self._answered: tuple[Renderings, Looks] | None = None
         """The renderings whose answers are told apart."""
         self._version = -1
         self._turn: Turn | None = None
@@ -316,10 +308,10 @@ class Replay:
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what in (Ask.SHOWN, Ask.PARTED):
             assert self._answered is not None
-            made, verdicts = self._answered
+            made, looks = self._answered
             if what == Ask.SHOWN:
-                return verdicts.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
-            return verdicts.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
+                return looks.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
+            return looks.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
         return self._describe(self.segments.placed(a, b, c))
 
     def renderings(
@@ -352,7 +344,7 @@ class Replay:
             self._given, self._of_record = view.given, {}
             self._record += 1
 
-    def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
+    def answers(self, renderings: Renderings, answers: NDArray[np.int64], looks: Looks) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
-        self._answered = renderings, verdicts
+        self._answered = renderings, looks
         return self.replayer.answers(renderings, answers)

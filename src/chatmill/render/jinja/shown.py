@@ -5,47 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
-from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece
-from chatmill.render.jinja.segments import Segments, relative_key
 from chatmill.render.jinja.stops import REASONING_MARK
-from chatmill.render.jinja.tries import Output
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
-
-
-class HiddenTexts:
-    """Looks at lists of outputs of one conversation."""
-
-    def __init__(self, view: RecordView, segments: Segments, memory: LookMemory) -> None:
-        """`memory` has what was found before."""
-        self._view, self._segments, self._memory = view, segments, memory
-
-    def find(self, outputs: list[Output], index: int) -> str:
-        """Return the first field that outputs leave out of the messages up to one; nothing where they show all."""
-        shown: list[list[Output]] = [[] for _ in self._view.roles]
-        facts = self._segments.facts
-        for number, base in outputs:
-            for owner in facts[number].owners:
-                shown[base + owner].append((number, base))
-        for message in range(index + 1):
-            field = self.of_message(shown[message], message)
-            if field:
-                return f"messages[{message}].{field}"
-        return ""
-
-    def of_message(self, outputs: list[Output], message: int) -> str:
-        """Return the field that some outputs leave out of a message; nothing where they show all of it."""
-
-        def look(notes: Notes) -> str:
-            pieces = self._segments.window(outputs, 0, self._view).rendering.pieces
-            return not_shown([piece for piece in pieces if piece.owner == message], self._view, message, notes)
-
-        relative = relative_key(outputs, message, self._segments.facts)
-        field: str = self._memory.remembered(("shown", self._memory.run.shapes[message], relative), message, look)
-        return field
 
 
 def not_shown(pieces: Iterable[Piece], view: RecordView, k: int, notes: Notes) -> str:
