@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -313,42 +314,25 @@ def written_as_json(value: Any, options: dict[str, Any]) -> str:
         return _json_string(value, bool(options.get("ensure_ascii")))
     if isinstance(value, Measure):
         return json.dumps(settled(value), **options)
-    if isinstance(value, dict | list | tuple) and may_hold(value):
-        return joined(_json_pieces(value, options, 0))
-    return json.dumps(value, **options)
+    if not isinstance(value, dict | list | tuple) or not may_hold(value):
+        return json.dumps(value, **options)
+    texts: list[str] = []
+    frame = json.dumps(_put_aside(value, options, texts), **{**options, "sort_keys": False})
+    pieces = re.split(r'"(\d+)"', frame)
+    return joined(texts[int(piece)] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
-def _json_pieces(value: Any, options: dict[str, Any], level: int) -> Iterator[str]:
-    """What `json.dumps` writes for a value that holds traced ones, piece by piece."""
-    indent = options.get("indent")
-    if not isinstance(value, dict | list | tuple) or (indent is None and isinstance(value, TracedDict | TracedList)):
-        yield written_as_json(value, options if indent is None else {"ensure_ascii": options.get("ensure_ascii")})
-        return
-    between, colon = options.get("separators") or (", " if indent is None else ",", ": ")
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    if not value:
-        yield opening + closing
-        return
-    step = indent if isinstance(indent, str) else " " * (indent or 0)
-    line = "" if indent is None else "\n" + step * (level + 1)
-    yield opening + line
-    if isinstance(value, dict):
-        pairs = sorted(value.items()) if options.get("sort_keys") else list(value.items())
-        entries = [(joined([_json_key(key, options), colon]), item) for key, item in pairs]
-    else:
-        entries = [("", item) for item in value]
-    for number, (key, item) in enumerate(entries):
-        if number:
-            yield between + line
-        yield key
-        yield from _json_pieces(item, options, level + 1)
-    yield ("" if indent is None else "\n" + step * level) + closing
-
-
-def _json_key(key: Any, options: dict[str, Any]) -> str:
-    if isinstance(key, Traced):
-        return _json_string(key, bool(options.get("ensure_ascii")))
-    return json.dumps({key: 0}, ensure_ascii=bool(options.get("ensure_ascii")))[1:-4]
+def _put_aside(value: Any, options: dict[str, Any], texts: list[str]) -> Any:
+    """Return a value in which numbers, as strings, stand for everything but lists and objects: `texts` as JSON."""
+    is_laid_out = options.get("indent") is not None  # what a record's own list is written as depends on where it is
+    if isinstance(value, list | tuple) and (is_laid_out or not isinstance(value, TracedList)):
+        return [_put_aside(item, options, texts) for item in value]
+    if isinstance(value, dict) and (is_laid_out or not isinstance(value, TracedDict)):
+        pairs = sorted(value.items()) if options.get("sort_keys") else value.items()
+        named = ((key if isinstance(key, str) else json.dumps(key), item) for key, item in pairs)
+        return {_put_aside(key, options, texts): _put_aside(item, options, texts) for key, item in named}
+    texts.append(written_as_json(value, {name: options[name] for name in options if name != "indent"}))
+    return str(len(texts) - 1)
 
 
 def _json_string(text: Traced, ascii_only: bool) -> str:
