@@ -6,11 +6,10 @@ What they find depends on these outputs and on a few questions about texts, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
@@ -70,11 +69,6 @@ class Answers:
         """Have what is known now of the template be what answers are found by."""
         self._looks = Looks(self.renderer, self.view)
         self.remembered = self._looks.remembered
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The conversation's messages."""
-        return self.view.conversation.messages
 
     def _render(self, known: tuple[Renderings, FoundAnswers] | None) -> None:
         """Make all renderings that answers are found by."""
@@ -181,11 +175,6 @@ class Answers:
             return answer._replace(is_there=True)
         return self._in_longer(index, answer, ended, longer, max(0, same - 1))
 
-    @property
-    def version(self) -> int:
-        """Of the classes that answers are told apart by; -1 if they are not known any more."""
-        return self._looks.version
-
     def decided(self, index: int) -> tuple[Answer[Cursor], tuple[str, str] | None] | None:
         """Return an answer if nothing but its key decides it, and what stands before it if that is so decided too.
 
@@ -195,7 +184,7 @@ class Answers:
         if not self._found[index][1] or answer.is_quoting:
             return None
         stands, is_decided = (None, True) if answer.reason else self._decided(partial(self._standing, index))
-        return (answer, stands if is_decided else None) if self.version >= 0 else None
+        return (answer, stands if is_decided else None) if self._looks.version >= 0 else None
 
     def _standing(self, index: int) -> tuple[str, str]:
         return self.header(index) or "", self.opening(index)
@@ -208,7 +197,7 @@ class Answers:
         self.answer(index)
         answer, is_decided = self._decided(lambda: self.answer(index, longer))
         is_decided = is_decided and (self._found[index][1] if is_near else not answer.is_there)
-        return answer if is_decided and self.version >= 0 else None
+        return answer if is_decided and self._looks.version >= 0 else None
 
     def _answer(self, index: int) -> Answer[Cursor]:
         prompt, ended = self.prompt(index), self.until(index)
@@ -350,7 +339,7 @@ class Answers:
         """Return what an assistant message says, by its fields of Harmony."""
         if self.view.is_plain:
             return PLAIN
-        message = self.messages[index]
+        message = self.view.conversation.messages[index]
         if message.channel is None and message.recipient is None:
             return PLAIN
         questions = [("equals", ("field", (index, "channel")), name) for name in ("analysis", "commentary", "final")]
@@ -372,7 +361,7 @@ class Answers:
         """Find the answer by the rules, in windows of P(i) and A(i)."""
         before, window = (self.renderer.segments.window(outputs, 0, self.view) for outputs in (prompt, ended))
         note_emptiness(window.rendering, notes)
-        rules = Rules(self.messages[index], self.stops, notes, with_next=with_next, opening=opening)
+        rules = Rules(self.view.conversation.messages[index], self.stops, notes, with_next=with_next, opening=opening)
         try:
             answer = rules.answer(index, before.rendering, window.rendering)
         except NeedsNext:
@@ -404,7 +393,7 @@ class Answers:
 
     def _opening(self, index: int) -> str:
         prompt = self.prompt(index)
-        before = self.until(index - 1) if index else self.renderer.outputs(self.view, 0, False)
+        before = self.until(index - 1)
         added: str | None = None
         if not isinstance(prompt, Refusal) and not isinstance(before, Refusal):
             same = common(prompt, before)

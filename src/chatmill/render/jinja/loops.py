@@ -11,7 +11,7 @@ to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jinja2
 from jinja2 import nodes
@@ -55,12 +55,7 @@ class _Hooks:
             return [node]
         if isinstance(node, nodes.For) and self._is_over_messages(node):
             return self._hooked(node)
-        for name in ("body", "else_"):
-            if isinstance(getattr(node, name, None), list):
-                setattr(node, name, self.body(getattr(node, name)))
-        if isinstance(node, nodes.If):
-            for other in node.elif_:
-                other.body = self.body(other.body)
+        _change_inside(node, self.body)
         return [node]
 
     def _is_over_messages(self, node: nodes.For) -> bool:
@@ -155,14 +150,17 @@ def _with_breaks(body: list[nodes.Node]) -> list[nodes.Node]:
             statements_made += [nodes.Output([call]).set_lineno(node.lineno), nodes.Continue().set_lineno(node.lineno)]
             continue
         if not isinstance(node, nodes.For):
-            for name in ("body", "else_"):
-                if isinstance(getattr(node, name, None), list):
-                    setattr(node, name, _with_breaks(getattr(node, name)))
-            if isinstance(node, nodes.If):
-                for other in node.elif_:
-                    other.body = _with_breaks(other.body)
+            _change_inside(node, _with_breaks)
         statements_made.append(node)
     return statements_made
+
+
+def _change_inside(node: nodes.Node, change: Callable[[list[nodes.Node]], list[nodes.Node]]) -> None:
+    """Change the statements inside one."""
+    for inner in (node, *getattr(node, "elif_", ())):
+        for name in ("body", "else_"):
+            if isinstance(getattr(inner, name, None), list):
+                setattr(inner, name, change(getattr(inner, name)))
 
 
 def _rename_loop(body: Iterable[nodes.Node], name: str) -> None:

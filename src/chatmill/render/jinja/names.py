@@ -49,12 +49,10 @@ class _Names:
                 return bound | _targets(node.target)
             case nodes.If():
                 self._expression(node.test, bound)
-                ways = [self.body(node.body, set(bound))]
                 for other in node.elif_:
                     self._expression(other.test, bound)
-                    ways.append(self.body(other.body, set(bound)))
-                ways.append(self.body(node.else_, set(bound)))
-                return set.intersection(*ways)
+                ways = [node.body, *(other.body for other in node.elif_), node.else_]
+                return set.intersection(*(self.body(way, set(bound)) for way in ways))
             case nodes.For():
                 self._expression(node.iter, bound)
                 inner = bound | _targets(node.target) | {"loop"}
@@ -71,10 +69,6 @@ class _Names:
             case nodes.CallBlock():
                 self._expression(node.call, bound)
                 self.body(node.body, bound | {argument.name for argument in node.args})
-                return bound
-            case nodes.Output():
-                for part in node.nodes:
-                    self._expression(part, bound)
                 return bound
             case nodes.Stmt() if hasattr(node, "body"):
                 inner = set(bound)

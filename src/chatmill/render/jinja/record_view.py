@@ -15,7 +15,7 @@ The paths of a conversation's texts, used by expressions:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from enum import StrEnum
 from functools import cached_property
@@ -215,35 +215,18 @@ class RecordView:
         """The first messages and the tools; traced if there are notes to be taken."""
         if notes is None:
             done = len(self._plain)
-            new = self.conversation.messages[done:count]
-            self._plain += [self._message(k, m, None) for k, m in enumerate(new, done)]
+            self._plain += [self.message(k, None) for k in range(done, count)]
             messages = self._plain[:count]
         else:
-            messages = [self._message(k, m, notes) for k, m in enumerate(self.conversation.messages[:count])]
+            messages = [self.message(k, notes) for k in range(count)]
         tools: Any = list(self.conversation.tools) or None
         if tools is not None and notes is not None:
             tools = wrapped(tools, ("tools",), notes)
         return messages, tools
 
-    def message(self, index: int, notes: Notes, address: Any) -> dict[str, Any]:
-        """One message with traced values, whose paths begin with an address."""
-        return self._message(index, self.conversation.messages[index], notes, address)
-
     def plain_message(self, index: int) -> dict[str, Any]:
         """One message with plain values."""
         return self.values(index + 1, None)[0][index]
-
-    def keys(self, index: int) -> Collection[str]:
-        """The fields that a message is given with."""
-        return self.plain_message(index).keys()
-
-    def calls_shape(self, index: int) -> tuple[Any, ...]:
-        """What a template sees of the calls of a message without asking."""
-        return tuple((call.id is not None, call.order) for call in self.conversation.messages[index].tool_calls)
-
-    def parts_shape(self, index: int) -> tuple[bool, ...]:
-        """Which parts of a message are pictures."""
-        return tuple(isinstance(part, Picture) for part in self.conversation.messages[index].parts)
 
     def shape_numbers(self, numbers: dict[Any, int]) -> list[int]:
         """The shape of every message as a number."""
@@ -251,22 +234,23 @@ class RecordView:
 
     @cached_property
     def _shapes(self) -> list[tuple[Any, ...]]:
-        return [self._turn_shape(k, message) for k, message in enumerate(self.conversation.messages)]
+        return list(map(self._shape, self.conversation.messages))
 
-    def _turn_shape(self, k: int, message: Message) -> tuple[Any, ...]:
+    def _shape(self, message: Message) -> tuple[Any, ...]:
         return (
             message.role.value,
             message.reasoning is not None,
             tuple(getattr(message, name) is not None for name in _OPTIONAL),
-            self.calls_shape(k),
+            tuple((call.id is not None, call.order) for call in message.tool_calls),
             bool(message.tool_calls) and not message.content,
-            self.parts_shape(k),
+            tuple(isinstance(part, Picture) for part in message.parts),
             None if message.structured is None else self._structured(message),
             tuple((name, kind_of_value(message.extra[name])) for name in more_fields(message, self.form)),
         )
 
-    def _message(self, k: int, message: Message, notes: Notes | None, address: Any = None) -> dict[str, Any]:
-        at = k if address is None else address
+    def message(self, k: int, notes: Notes | None, address: Any = None) -> dict[str, Any]:
+        """One message; traced if there are notes to be taken, with paths that begin with an address."""
+        message, at = self.conversation.messages[k], k if address is None else address
         fields: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (at, "content"), notes)
         if message.structured is not None:

@@ -98,12 +98,8 @@ class Renderer:
         """All that was learned."""
         self.segments = self.tries.segments
 
-    def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Return what the template writes for the first messages, with or without the generation prompt."""
-        return self.many(view, [(count, prompt, -1)])[0]
-
     def many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
-        """Return the same for several numbers of messages."""
+        """Return what the template writes for some numbers of messages, with or without the generation prompt."""
         needed = [(count, prompt and self._reads_prompt, probe) for count, prompt, probe in requests]
         different = list(dict.fromkeys(needed))
         outputs = dict(zip(different, self._many(view, different), strict=True)) if different else {}
@@ -254,7 +250,7 @@ class Renderer:
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         """Return the rendering of the first messages, with or without the generation prompt."""
-        outputs = self.outputs(view, count, prompt)
+        (outputs,) = self.many(view, [(count, prompt, -1)])
         return outputs if isinstance(outputs, Refusal) else self.segments.window(outputs, 0, view).rendering
 
     def _compare(self, view: RecordView, count: int, prompt: bool, outputs: list[Output]) -> None:

@@ -7,6 +7,7 @@ Messages are known by their class: messages of one class give the same reply to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from chatmill.core.native.replayer import (
     Renderings,
     Replayer,
 )
-from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
+from chatmill.render.jinja.expressions import COMPARISONS, Question
 from chatmill.render.jinja.kept_values import ABSENT, Recipe, forms_of, moves, seen
 from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.questions import OF_MESSAGES, at_own, paths_of, shifted_question
@@ -69,22 +70,18 @@ class Replay:
         """Nodes and leaves."""
         self._replies: dict[Any, int] = {}
         self.replayer = Replayer(self._asked, self._id(ABSENT.recipe), self._id(...))
-        self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
-        self._record_questions: dict[int, Question] = {}
-        self._given: Any = None
-        self._of_record: dict[int, int] = {}
-        """Replies of the tools and options that were given last."""
-        self._record = 0
+        self._columns: list[Callable[[Turn], Any]] = [lambda turn: turn.run.shapes[turn.own]]
         self.replayer.column(By.CLASS)
-        self._column_numbers: dict[Any, int] = {}
+        self._given: Any = None
+        """Tools and options of the latest record."""
+        self._record = 0
         self._others: list[Callable[[Turn], Any]] = []
-        self._forms: dict[Form, int] = {}
         self._recipes: list[Recipe] = []
-        self._recipe_numbers: dict[Recipe, int] = {}
         self._names: dict[str, int] = {}
         self._loops: list[tuple[Any, ...]] = []
-        self._loop_numbers: dict[Question, int] = {}
-        self._described: set[int] = set()
+        self._column, self._form = cache(self._new_column), cache(self._new_form)
+        self._recipe, self._loop = cache(self._new_recipe), cache(self._new_loop)
+        self._describe = cache(self._described)
         self._answered: tuple[Renderings, Looks] | None = None
         """The renderings whose answers are told apart."""
         self._version = -1
@@ -172,13 +169,11 @@ class Replay:
         flags = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
         return self.replayer.leaf(leaf.written, **flags)
 
-    def _describe(self, segment: int) -> int:
-        if segment not in self._described:
-            self._described.add(segment)
-            facts = self.segments.facts[segment]
-            if facts.is_counted:
-                self.replayer.place(segment, by_count=facts.is_counted_back)
-            self.replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
+    def _described(self, segment: int) -> int:
+        facts = self.segments.facts[segment]
+        if facts.is_counted:
+            self.replayer.place(segment, by_count=facts.is_counted_back)
+        self.replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
         return segment
 
     def _numbers_of(self, question: Question) -> tuple[Any, ...]:
@@ -198,47 +193,32 @@ class Replay:
         if kind == "!make":
             pairs = [number for name, value in question[1] for number in (self._name(name), self._recipe(value))]
             return Does.MAKES, self.replayer.numbers([len(question[1]), *pairs])
-        return self._column(question)
+        return self._asking(question)
 
-    def _column(self, question: Question) -> tuple[Any, ...]:
+    def _asking(self, question: Question) -> tuple[Any, ...]:
         """Return a node for a question about one message, or about the record; else one that is asked each time."""
         kind = question[0]
         is_of_message = kind in OF_MESSAGES
         addresses = {question[1]} if is_of_message or kind == "equal" else {path[0] for path in paths_of(question)}
         if all(isinstance(address, str) for address in addresses):
-            return Does.OF_MESSAGE, self._column_number(question, By.RECORD), Address.RECORD
+            return Does.OF_MESSAGE, self._column(question, By.RECORD), Address.RECORD
         if kind in ("same", "equal") or len(addresses) > 1:
             self._others.append(compiled(question))
             return Does.ASKED, len(self._others) - 1
         (address,) = addresses
-        about_own = at_own(question)
         by = By.CLASS if kind in SEEN or self.is_keyed([at_own(question, FAR)]) else By.NUMBER
-        number = self._column_number(about_own, by)
+        number = self._column(at_own(question), by)
         if isinstance(address, int):
             return Does.OF_MESSAGE, number, Address.OWN, address
         return Does.OF_MESSAGE, number, Address.FIRST if address[0] == "first" else Address.LAST, address[1]
 
-    def _column_number(self, question: Question, by: By) -> int:
-        number = self._column_numbers.get(question)
-        if number is None:
-            number = self._column_numbers[question] = self.replayer.column(by)
-            self._columns.append(None if by is By.RECORD else compiled(question))
-            if by is By.RECORD:
-                self._record_questions[number] = question
+    def _new_column(self, question: Question, by: By) -> int:
+        number = self.replayer.column(by)
+        self._columns.append(compiled(question))
         return number
 
-    def _said_by_record(self, number: int, turn: Turn) -> int:
-        """Return the reply to a question about tools or options."""
-        reply = self._of_record.get(number)
-        if reply is None:
-            reply = self._of_record[number] = self._id(ask(self._record_questions[number], turn.run.field))
-        return reply
-
-    def _form(self, form: Form) -> int:
-        number = self._forms.get(form)
-        if number is None:
-            number = self._forms[form] = self.replayer.form(form[0], form[1])
-        return number
+    def _new_form(self, form: Form) -> int:
+        return self.replayer.form(*form)
 
     def _name(self, name: str) -> int:
         number = self._names.setdefault(name, len(self._names))
@@ -246,38 +226,30 @@ class Replay:
             raise OverflowError
         return number
 
-    def _recipe(self, recipe: Recipe) -> int:
-        number = self._recipe_numbers.get(recipe)
-        if number is None:
-            forms = [self._form(form) for form in forms_of(recipe)]
-            if len(forms) > MAX_NUMBERS:
-                raise OverflowError
-            moving = moves(recipe)
-            reply = 0 if moving else self._id(seen(recipe, 0))
-            number = self._recipe_numbers[recipe] = self.replayer.recipe(forms, moves=moving, reply=reply)
-            self._recipes.append(recipe)
+    def _new_recipe(self, recipe: Recipe) -> int:
+        forms = [self._form(form) for form in forms_of(recipe)]
+        if len(forms) > MAX_NUMBERS:
+            raise OverflowError
+        moving = moves(recipe)
+        number = self.replayer.recipe(forms, moves=moving, reply=0 if moving else self._id(seen(recipe, 0)))
+        self._recipes.append(recipe)
         return number
 
-    def _loop(self, question: Question) -> int:
-        number = self._loop_numbers.get(question)
-        if number is None:
-            _, site, iterable, arguments = question
-            is_message = iterable[0] == "messages"
-            if is_message:
-                _, start, left_out, is_reversed = iterable
-                borders = self._form(start), 0
-                is_moving = bool(start[0])
-            else:
-                _, start, stop, step = iterable
-                borders = self._form(start), self._form(stop)
-                is_moving, is_reversed, left_out = True, step < 0, 0
-            moving = any(map(moves, arguments))
-            shape = (is_message, is_moving, is_reversed, left_out, *borders, moving)
-            number = self._loop_numbers[question] = self.replayer.loop(
-                shape, [self._recipe(argument) for argument in arguments]
-            )
-            tag = (is_reversed, left_out, None if is_moving else start[1])
-            self._loops.append((site, is_message, tag, arguments))
+    def _new_loop(self, question: Question) -> int:
+        _, site, iterable, arguments = question
+        is_message = iterable[0] == "messages"
+        if is_message:
+            _, start, left_out, is_reversed = iterable
+            borders = self._form(start), 0
+            is_moving = bool(start[0])
+        else:
+            _, start, stop, step = iterable
+            borders = self._form(start), self._form(stop)
+            is_moving, is_reversed, left_out = True, step < 0, 0
+        shape = (is_message, is_moving, is_reversed, left_out, *borders, any(map(moves, arguments)))
+        number = self.replayer.loop(shape, [self._recipe(argument) for argument in arguments])
+        tag = (is_reversed, left_out, None if is_moving else start[1])
+        self._loops.append((site, is_message, tag, arguments))
         return number
 
     # ---- what is asked
@@ -287,10 +259,8 @@ class Replay:
         assert turn is not None
         if what == Ask.MESSAGE:
             turn.own = b
-            column = self._columns[a]
-            if column is None:
-                return self._said_by_record(a, turn)
-            return int(column(turn)) if a == 0 else self._id(column(turn))
+            reply = self._columns[a](turn)
+            return int(reply) if a == 0 else self._id(reply)
         if what == Ask.STATE:
             return self._id(seen(self._recipes[a], b))
         if what == Ask.TABLE:
@@ -341,7 +311,7 @@ class Replay:
         shown = view if view.probes is None else view.probes.view
         self._turn = Turn(Replies(shown, len(shown.roles), self.shapes), ROOT, None, True)
         if view.given != self._given:
-            self._given, self._of_record = view.given, {}
+            self._given = view.given
             self._record += 1
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], looks: Looks) -> FoundAnswers:

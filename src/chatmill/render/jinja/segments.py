@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, root
-from chatmill.render.jinja.questions import shifted
+from chatmill.render.jinja.questions import moved, shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
 from chatmill.render.jinja.tries import Output, Part, SegmentFacts
@@ -78,11 +78,14 @@ class Segments:
 
     def placed(self, number: int, base: int, count: int) -> int:
         """Return a segment that names messages from either end as one that names them by their distance."""
-        parts = tuple(
-            (literal, e if e is None else shifted(_counted(e, count), -base)) if _is_counted(e) else (literal, e)
-            for literal, e in self.facts[number].parts
-        )
-        return self.number(parts)
+
+        def place(expression: Expression | None) -> Expression | None:
+            if expression is None or type(root(expression)[0]) is not tuple:
+                return expression
+            end, distance = root(expression)[0]
+            return moved(expression, distance - base + (count if end == "last" else 0))
+
+        return self.number(tuple((literal, place(e)) for literal, e in self.facts[number].parts))
 
     def window(self, outputs: Sequence[Output], first: int, view: RecordView) -> Window:
         """Return outputs as a rendering; their entries are counted from `first`."""
@@ -134,18 +137,6 @@ def relative_key(
 ) -> tuple[tuple[int, int | None], ...]:
     """Return outputs as they are to a message: by their distance, but for those of the root that name none."""
     return tuple([(number, base - index if base != ROOT or facts[number].owners else None) for number, base in outputs])
-
-
-def _is_counted(expression: Expression | None) -> bool:
-    return expression is not None and type(root(expression)[0]) is tuple
-
-
-def _counted(expression: Expression, count: int) -> Expression:
-    """Return an expression whose messages are named by their numbers."""
-    if expression[0] == "apply":
-        return (*expression[:3], _counted(expression[3], count))
-    (end, number), *rest = expression[-1]
-    return (*expression[:-1], (number if end == "first" else count + number, *rest))
 
 
 def common(first: Sequence[Output], other: Sequence[Output]) -> int:
