@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.model_template import ModelTemplate
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.render import Rendered, render
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tools.template_survey import TODAY, bind_bytes
 
 DATA = Path(__file__).parents[2] / "data"
@@ -48,6 +52,26 @@ def text_of(name: str) -> str:
 @cache
 def bound(name: str) -> ModelTemplate:
     return bind_bytes(name, text_of(name))
+
+
+def of_text(
+    text: str, stops: tuple[str, ...] = ("<|im_end|>",), more: tuple[str, ...] = ("<|im_start|>",), **given: Any
+) -> ModelTemplate:
+    """A template of a test, with a vocabulary of bytes, its stops and more control tokens."""
+    source = JinjaSource(name="own", text=text, path="", stop_tokens=stops)
+    return ModelTemplate(
+        source, byte_tokenizer(list(dict.fromkeys([*stops, *more]))), TemplateOptions(today=TODAY, **given)
+    )
+
+
+def rendered_like_plain_jinja(template: ModelTemplate, records: Sequence[Conversation]) -> Rendered:
+    """A batch in which the text of every record that is not refused is that of plain Jinja."""
+    rendered = render(records, template, collect_failures=True)
+    for place, index in enumerate(rendered.kept.tolist()):
+        record = records[index]
+        plain = template.plain(record, record.options, len(record.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(place).ids) == plain
+    return rendered
 
 
 @cache

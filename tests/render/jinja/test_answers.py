@@ -21,6 +21,7 @@ from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.jinja.at_hand import of_text
 from tools.template_survey import survey
 
 TODAY = datetime.date(2026, 1, 1)
@@ -43,8 +44,7 @@ def calls(*names: str, content: str = "") -> dict[str, Any]:
 
 
 def bound(text: str, tokens: tuple[str, ...] = CHATML, stop: str = "<|im_end|>", **given: Any) -> ModelTemplate:
-    source = JinjaSource(name="m", text=text, path="m", stop_tokens=(stop,))
-    return ModelTemplate(source, byte_tokenizer(tokens), TemplateOptions(today=TODAY, **given))
+    return of_text(text, (stop,), tokens, **given)
 
 
 def trained(template: ModelTemplate, *messages: dict[str, Any]) -> list[list[str]]:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import Rendered, render
-from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.jinja.at_hand import of_text
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}THINK{% endif %}"
@@ -30,8 +29,7 @@ def bound(name: str, *, as_a_whole: bool = False) -> ModelTemplate:
     """A template; its loops are not followed where every conversation is to be one turn."""
     think, behind, prompt = FAR[name]
     text = CHATML.replace("THINK", think).replace("BEHIND", behind).replace("PROMPT", prompt)
-    source = JinjaSource(name=name, text=text, path="", stop_tokens=("<|im_end|>",))
-    template = ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions())
+    template = of_text(text)
     if as_a_whole:
         template._renderer({})._give_up()
         assert not template._renderer({}).is_followed

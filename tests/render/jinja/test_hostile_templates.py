@@ -11,11 +11,8 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ChatmillError, ConfigError, RecordError
 from chatmill.render.jinja import sandbox
-from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import byte_tokenizer
-from tools.template_survey import TODAY
+from tests.render.jinja.at_hand import of_text
 
 CONVERSATION = Conversation((Message(Role.USER, "Hello, you."), Message(Role.ASSISTANT, "Hello.")))
 DOUBLING = (
@@ -104,14 +101,8 @@ DEEP = "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"
 def failure(source: str) -> ChatmillError:
     """The one error of a template, bound and run in every way."""
     with pytest.raises(ChatmillError) as caught:
-        hostile(source + "{{ messages[1].content }}<|e|>").write(CONVERSATION)
+        of_text(source + "{{ messages[1].content }}<|e|>", ("<|e|>",)).write(CONVERSATION)
     return caught.value
-
-
-def hostile(text: str) -> ModelTemplate:
-    """A template that ends answers with the one control token of a vocabulary of bytes."""
-    source = JinjaSource(name="hostile", text=text, path="hostile", stop_tokens=("<|e|>",))
-    return ModelTemplate(source, byte_tokenizer(["<|e|>"]), TemplateOptions(today=TODAY))
 
 
 def is_one_clear_line(error: ChatmillError) -> bool:
@@ -142,7 +133,7 @@ def test_no_template_takes_all_memory(name: str) -> None:
 )
 def test_stars_and_numbers_beside_a_format_are_text(text: str) -> None:
     opens = "{{ " + text + " }}"
-    bound = hostile("{% for m in messages %}" + opens + "{{ m.content }}<|e|>{% endfor %}" + opens)
+    bound = of_text("{% for m in messages %}" + opens + "{{ m.content }}<|e|>{% endfor %}" + opens, ("<|e|>",))
     written = render([CONVERSATION], bound, add_generation_prompt=True)
     assert bound.tokenizer.decode(written.tokens.ids).endswith("**bold**")
 
@@ -151,7 +142,7 @@ def test_stars_and_numbers_beside_a_format_are_text(text: str) -> None:
 def test_no_template_reaches_beyond_its_data(name: str) -> None:
     before = repr(CONVERSATION)
     try:
-        template = hostile(TRICKS[name] + "|{{ messages[1].content }}<|e|>")
+        template = of_text(TRICKS[name] + "|{{ messages[1].content }}<|e|>", ("<|e|>",))
         template.write(CONVERSATION)
         text = template.plain(CONVERSATION, {}, 2, prompt=False)
     except (RecordError, ConfigError):
@@ -169,8 +160,6 @@ def test_a_deep_template_is_one_error() -> None:
 @pytest.mark.parametrize("name", ["nested loops", "a macro that calls itself"])
 def test_a_hostile_template_is_one_error_in_bulk(name: str) -> None:
     text = "{% if 'you.' in messages[0].content %}" + ENDLESS[name] + "{% endif %}{{ messages[1].content }}<|eos|>"
-    source = JinjaSource(name="hostile", text=text, path="hostile")
-    template = ModelTemplate(source, byte_tokenizer(), TemplateOptions(today=TODAY))
-    rendered = render([CONVERSATION], template, collect_failures=True)
+    rendered = render([CONVERSATION], of_text(text, ("<|eos|>",)), collect_failures=True)
     assert [error.code for _, error in rendered.failed] == ["template_refused"]
     assert "stopped" in str(rendered.failed[0][1])

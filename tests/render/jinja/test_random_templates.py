@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
-from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.jinja.at_hand import of_text
 from tests.render.one_by_one import ids_alone
-from tools.template_survey import TODAY, survey
+from tools.template_survey import survey
 
 TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|u|>", "<|a|>")
 SETTINGS = settings(
@@ -123,8 +122,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 
 def bind(source: str) -> ModelTemplate:
-    template = JinjaSource(name="random", text=source, path="random")
-    return ModelTemplate(template, byte_tokenizer(TOKENS), TemplateOptions(today=TODAY))
+    return of_text(source, (), TOKENS)
 
 
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:

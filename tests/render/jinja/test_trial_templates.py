@@ -14,10 +14,9 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall, call_keys
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile
-from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.jinja.at_hand import of_text, rendered_like_plain_jinja
 
 CHATML = (
     "BEFORE{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -28,8 +27,7 @@ CHATML = (
 
 def bound(inside: str = "", before: str = "", call: str = "{{ c.function.arguments }}") -> ModelTemplate:
     text = CHATML.replace("INSIDE", inside).replace("BEFORE", before).replace("CALL", call)
-    source = JinjaSource(name="trial", text=text, path="", stop_tokens=("<|im_end|>",))
-    return ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions())
+    return of_text(text)
 
 
 def with_tool(name: str, arguments: str = "{}") -> Conversation:
@@ -65,10 +63,7 @@ def test_no_record_is_written_with_the_text_of_another(inside: str) -> None:
     template = bound(inside)
     records = [chat("a", "b", "c", "d"), *map(with_tool, ("get_weather", "add", "sub", "mul"))]
     records += [chat(text, "a") for text in ("alpha", "bet", "gamma", "a", "x", "alphabet")]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, {}, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(template, records).failed
 
 
 @pytest.mark.parametrize(
@@ -94,10 +89,7 @@ def test_a_call_that_is_written_as_python_writes_it_is_text() -> None:
     template = bound(call=call)
     records = [with_tool("f", '{"l": ["<|im_end|>", 1, true, null, {"a": "b\'c"}]}'), with_tool("f", '{"l": ["x"]}')]
     assert [stops(template, one) for one in records] == [4, 4]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, {}, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(template, records).failed
 
 
 def test_tools_that_are_shown_as_python_writes_them_are_shown() -> None:
@@ -112,10 +104,7 @@ def test_a_number_that_is_printed_is_no_width() -> None:
     call = "{% for k, v in c.function.arguments|items %}{{ k }}={{ v|string }}{% endfor %}"
     template = bound(call=call)
     records = [with_tool("loan", f'{{"amount": {amount}}}') for amount in (5, 100001, 10**12)]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, {}, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(template, records).failed
 
 
 def test_a_template_that_looks_five_messages_back_ends_no_build() -> None:
@@ -124,11 +113,7 @@ def test_a_template_that_looks_five_messages_back_ends_no_build() -> None:
     texts = ["yes", "no", "yes", "yes", "no"]
     records = [chat(*(texts[(start + k * step) % 5] for k in range(2 * size)))
                for size in range(2, 9) for start in range(5) for step in (1, 2)]  # fmt: skip
-    rendered = render(records, template, collect_failures=True)
-    assert not rendered.failed
-    for number, index in enumerate(rendered.kept.tolist()):
-        plain = template.plain(records[index], {}, len(records[index].messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(template, records).failed
 
 
 def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,25 +148,20 @@ def test_options_of_a_record_are_text(note: object, before: str, followed: Any) 
         chat("q", "a"),
         chat("q", "b")._replace(options={"note": note}),
     ]
-    rendered = render(records, template, collect_failures=True)
+    rendered = rendered_like_plain_jinja(template, records)
     assert rendered.kept.tolist() == ([0, 1, 2] if isinstance(note, followed) else [1])
     assert {error.code for _, error in rendered.failed} <= {"origin_lost"}
-    for number, index in enumerate(rendered.kept.tolist()):
-        plain = template.plain(records[index], records[index].options, 2, prompt=False)
-        ids = rendered.tokens.conversation(number).ids
-        assert template.tokenizer.decode(ids) == plain
-        assert ids.tolist().count(template.tokenizer.control("<|im_end|>")) == 2
+    ends = rendered.tokens.ids == template.tokenizer.control("<|im_end|>")
+    assert ends.sum() == 2 * len(rendered.kept)
 
 
 def test_an_option_of_a_recipe_is_no_place_for_control_tokens() -> None:
     text = CHATML.replace("INSIDE", "").replace("BEFORE", "{{ note }}").replace("CALL", "")
-    source = JinjaSource(name="trial", text=text, path="", stop_tokens=("<|im_end|>",))
-    tokenizer = byte_tokenizer(["<|im_end|>", "<|im_start|>"])
-    template = ModelTemplate(source, tokenizer, TemplateOptions(options={"note": "x"}))
+    template = of_text(text, options={"note": "x"})
     assert stops(template, chat("q", "a")) == stops(template, chat("q", "a")._replace(options={"note": "x"})) == 2
     assert stops(template, chat("q", "a")._replace(options={"note": "<|im_end|>"})) == 2
     with pytest.raises(ConfigError, match="spells the control token"):
-        ModelTemplate(source, tokenizer, TemplateOptions(options={"note": "<|im_end|>"}))
+        of_text(text, options={"note": "<|im_end|>"})
 
 
 PLAN = "{% if m.tool_plan %}<plan>{{ m.tool_plan }}</plan>{% endif %}"
@@ -200,12 +180,9 @@ def test_fields_that_only_the_template_knows_reach_it(inside: str) -> None:
     template = bound(inside)
     records = [planned(tool_plan=plan, other=1) for plan in ("I will look.", "Then <|im_end|>", "", "So.")]
     records += [planned(), planned(other=2), *(planned(tool_plan=plan, other=1) for plan in (7, ["a"])), with_tool("g")]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, {}, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
-        plan = one.messages[1].extra.get("tool_plan", "")
-        assert str(plan) in plain
+    assert not rendered_like_plain_jinja(template, records).failed
+    for one in records:
+        assert str(one.messages[1].extra.get("tool_plan", "")) in template.plain(one, {}, 2, prompt=False)
     assert stops(template, records[1]) == 4
 
 
@@ -241,10 +218,7 @@ def test_lists_and_objects_reach_the_template_too() -> None:
     template = bound("{% for r in m.tool_responses or [] %}<r>{{ r.name }}={{ r.response|tojson }}</r>{% endfor %}")
     given = [[{"name": "f", "response": {"x": n, "<|im_end|>": "<|im_end|>"}}] * n for n in (1, 2, 1)]
     records = [planned(tool_responses=one) for one in given]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, {}, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(template, records).failed
     assert [stops(template, one) for one in records] == [4, 4, 4]
 
 

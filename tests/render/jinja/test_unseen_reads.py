@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.render.jinja.options import Expand, TemplateOptions
-from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.jinja.options import Expand
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.jinja.at_hand import of_text, rendered_like_plain_jinja
 
 MESSAGES = (
     "{%- for message in messages %}<|s|>{{ message.role }}:BODY{{ message.content }}<|e|>{% endfor %}"
@@ -23,18 +25,13 @@ CALLS = (
 ITEMS = "{% for key, value in given|items %}{{ key }}={{ value|tojson }};{% endfor %}"
 
 
-def bound(text: str, *stops: str, expand: Expand = Expand.TURNS) -> ModelTemplate:
-    source = JinjaSource(name="own", text=text, path="", stop_tokens=stops or ("<|e|>",))
-    return ModelTemplate(source, byte_tokenizer(["<|e|>", "<|s|>"]), TemplateOptions(expand=expand))
+def bound(text: str, *stops: str, **given: Any) -> ModelTemplate:
+    return of_text(text, stops or ("<|e|>",), ("<|s|>",), **given)
 
 
 def written(text: str, conversations: list[Conversation]) -> None:
     """Each is written in one batch as plain Jinja writes it."""
-    template = bound(text)
-    rendered = render(conversations, template)
-    for number, conversation in enumerate(conversations):
-        plain = template.plain(conversation, {}, len(conversation.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert not rendered_like_plain_jinja(bound(text), conversations).failed
 
 
 def chat(name: str, question: str, answer: str) -> Conversation:
