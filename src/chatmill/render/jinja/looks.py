@@ -5,19 +5,17 @@ A look depends on outputs and on replies of messages: it is kept in a trie of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import begins_with, note_emptiness
 from chatmill.render.jinja.segments import relative_key
 from chatmill.render.jinja.shown import not_shown
 from chatmill.render.jinja.tries import Look, Node, Output, UnnotedError
 from chatmill.render.jinja.turn import Replies, Turn
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.renderer import Renderer
 
 
 class Looks:
@@ -91,7 +89,7 @@ class Looks:
         """Whether outputs leave out something of a message; a reply as for `Ask.SHOWN`."""
         return self._verdict(lambda: self._hidden_of(message, outputs) != "")
 
-    def is_parted(self, prompt: Sequence[Output], ended: Sequence[Output]) -> int:
+    def is_parted(self, prompt: list[Output], ended: list[Output]) -> int:
         """Whether outputs of P(i) and A(i) differ, whatever follows: neither text begins with the other."""
 
         def look(notes: Notes) -> bool:

@@ -19,7 +19,7 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.replay import Classes, Replay, Request
+from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
@@ -30,7 +30,6 @@ from chatmill.render.jinja.turn_run import TurnRun
 from chatmill.render.jinja.views import MessagesView
 
 if TYPE_CHECKING:
-    from chatmill.render.jinja.looks import Looks
     from chatmill.render.record_keys import RecordKeys
 
 COMPARED = 64
@@ -146,7 +145,7 @@ class Renderer:
         return outputs
 
     def known(
-        self, view: RecordView, requests: NDArray[np.int64], answers: NDArray[np.int64], looks: Looks
+        self, view: RecordView, requests: NDArray[np.int64], answers: NDArray[np.int64], verdicts: Verdicts
     ) -> tuple[Renderings, FoundAnswers] | None:
         """Return renderings and what tells their answers apart; None where something is new, or is refused.
 
@@ -155,7 +154,7 @@ class Renderer:
         replayed = self._replayed(view, requests) if self.is_followed else None
         if replayed is None or not replayed.are_known:
             return None
-        answers_found = self.tries.answers(replayed, answers, looks)
+        answers_found = self.tries.answers(replayed, answers, verdicts)
         if self.is_compared(view):
             self._spot_check(view, int(requests[-1, 0]), False, replayed.outputs(len(requests) - 1))
         return replayed, answers_found

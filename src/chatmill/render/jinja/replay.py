@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,19 @@ from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, AnyLeaf, Leaf, Look, Node, Table, UnnotedError, compiled
 from chatmill.render.jinja.turn import ROOT, Replies, Turn
 
-if TYPE_CHECKING:
-    from chatmill.render.jinja.looks import Looks
-
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
+
+
+class Verdicts(Protocol):
+    """What compiled code asks of outputs of one conversation; replies as for `Ask.SHOWN`."""
+
+    def is_hidden(self, message: int, outputs: list[tuple[int, int]]) -> int:
+        """Whether outputs leave out something of a message."""
+
+    def is_parted(self, prompt: list[tuple[int, int]], ended: list[tuple[int, int]]) -> int:
+        """Whether outputs of P(i) and A(i) differ, whatever follows."""
 
 
 class Classes(NamedTuple):
@@ -82,7 +89,7 @@ class Replay:
         self._column, self._form = cache(self._new_column), cache(self._new_form)
         self._recipe, self._loop = cache(self._new_recipe), cache(self._new_loop)
         self._describe = cache(self._described)
-        self._answered: tuple[Renderings, Looks] | None = None
+        self._answered: tuple[Renderings, Verdicts] | None = None
         """The renderings whose answers are told apart."""
         self._version = -1
         self._turn: Turn | None = None
@@ -278,10 +285,10 @@ class Replay:
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what in (Ask.SHOWN, Ask.PARTED):
             assert self._answered is not None
-            made, looks = self._answered
+            made, verdicts = self._answered
             if what == Ask.SHOWN:
-                return looks.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
-            return looks.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
+                return verdicts.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
+            return verdicts.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
         return self._describe(self.segments.placed(a, b, c))
 
     def renderings(
@@ -314,7 +321,7 @@ class Replay:
             self._given = view.given
             self._record += 1
 
-    def answers(self, renderings: Renderings, answers: NDArray[np.int64], looks: Looks) -> FoundAnswers:
+    def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
-        self._answered = renderings, looks
+        self._answered = renderings, verdicts
         return self.replayer.answers(renderings, answers)
