@@ -15,7 +15,7 @@ are the questions of one run, with their replies.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,20 +29,16 @@ Fields = Callable[[Path], Any]
 
 APPLIED: Mapping[str, Callable[..., str]] = {
     **{name: getattr(str, name) for name in dir(str)},
-    "part": lambda text, method, separator, limit, index: _split(text, method, separator, limit)[index],
+    "part": lambda text, method, arguments, named, index: _split(text, method, arguments, named)[index],
     "cut": lambda text, start, stop, step: text[start:stop:step],
     "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
 }
 """String operations; those in expressions give one text for one text, whatever it holds."""
 
 
-def _split(text: str, method: str, separator: str | None, limit: int | None) -> list[str]:
-    if method in ("partition", "rpartition"):
-        return list(getattr(str, method)(text, separator))
-    if method == "splitlines":
-        return str.splitlines(text, bool(limit))
-    split: list[str] = getattr(str, method)(text, separator, -1 if limit is None else limit)
-    return split
+def _split(text: str, method: str, arguments: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Sequence[str]:
+    parts: Sequence[str] = getattr(str, method)(text, *arguments, **dict(named))
+    return parts
 
 
 def root(expression: Expression) -> Path:

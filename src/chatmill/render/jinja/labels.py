@@ -177,9 +177,8 @@ class _Labeller:
     def _field(self, shred: Shred, expression: Expression) -> Span:
         if shred.owner == TOOLS:
             return Span(shred.text, expression, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
-        role = self._roles[shred.owner]
-        flag = REPEATED if role is RoleCode.ASSISTANT else 0
-        return Span(shred.text, expression, kind(role, part_of(expression)) | flag, shred.owner)
+        code = _context_kind(self._roles[shred.owner], part_of(expression))
+        return Span(shred.text, expression, code, shred.owner)
 
     def _quoted(self, number: int, shred: Shred, expression: Expression, before: int | None, after: int | None) -> Span:
         """Text of an answer in the turn of another message, as the name of a call before its result: that message's."""
@@ -227,11 +226,7 @@ class _Labeller:
         """Return the kind of what a template writes between two texts of a message."""
         if self._is_in_header(number, owner):
             return kind(self._roles[owner], Part.HEADER)
-        return (
-            kind(self._roles[owner], Part.CONTENT)
-            | MARK
-            | (REPEATED if self._roles[owner] is RoleCode.ASSISTANT else 0)
-        )
+        return _context_kind(self._roles[owner], Part.CONTENT) | MARK
 
     def _is_in_header(self, number: int, owner: int) -> bool:
         """Whether the last text of a message before a shred is part of its header."""
@@ -280,6 +275,11 @@ class _Labeller:
         if after == TOOLS:
             return Span(text, None, kind(RoleCode.SYSTEM, Part.CONTENT) | MARK, NOBODY)
         return Span(text, None, kind(self._roles[after], Part.HEADER), after)
+
+
+def _context_kind(role: RoleCode, part: Part) -> int:
+    """The kind of text that is not trained: answers are repeated."""
+    return kind(role, part) | (REPEATED if role is RoleCode.ASSISTANT else 0)
 
 
 def _shredded(parts: Sequence[SegmentPart], marks: Sequence[Mark]) -> Iterator[Shred]:

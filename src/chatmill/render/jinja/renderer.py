@@ -105,27 +105,21 @@ class Renderer:
         return [outputs[request] for request in needed]
 
     def _many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
-        if not self.is_followed:
-            return [self._probed(self._as_a_whole, view, request) for request in requests]
-        runs = self.runs
-        outputs: list[list[Output] | Refusal] = []
-        while len(outputs) < len(requests):
-            done, left = len(outputs), requests[len(outputs) :]
+        runs, outputs = self.runs, list[list[Output] | Refusal]()
+        while self.is_followed and len(outputs) < len(requests):
+            left = requests[len(outputs) :]
             replayed = self._replayed(view, left)
             for number, request in enumerate(left):
                 ended = Ended.UNKNOWN if replayed is None else replayed.ended(number)
-                if replayed is None or ended == Ended.UNKNOWN:
+                if replayed is not None and ended == Ended.KNOWN:
+                    outputs.append(replayed.outputs(number))
+                    continue
+                write = self._run if ended == Ended.UNKNOWN else self._refusal_or_whole
+                outputs.append(self._probed(write, view, request))
+                if ended == Ended.UNKNOWN:  # what the template did is known for those that are left
                     break
-                outputs.append(
-                    replayed.outputs(number)
-                    if ended == Ended.KNOWN
-                    else self._probed(self._refusal_or_whole, view, request)
-                )
-            if len(outputs) < len(requests):
-                outputs.append(self._probed(self._run, view, requests[len(outputs)]))
-                if not self.is_followed:
-                    rest = (self._probed(self._as_a_whole, view, request) for request in requests[done:])
-                    return [*outputs[:done], *rest]
+        if not self.is_followed:
+            return [self._probed(self._as_a_whole, view, request) for request in requests]
         count, prompt, probe = requests[-1]
         if self.runs == runs and probe < 0:
             self._spot_check(view, count, prompt, outputs[-1])

@@ -123,8 +123,6 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 MISSING = object()
-PLAIN_OBJECTS: tuple[Any, ...] = (LoopContext, _Namespace)
-"""What a template may read every attribute of that does not begin with an underscore."""
 
 
 def is_holder(callable_: object) -> bool:
@@ -152,6 +150,9 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _CountingGenerator
     generation_marks = ("", "")
     """What is written before and after the text of a `{% generation %}` block."""
+    mappings: tuple[Any, ...] = (dict,)
+    objects: tuple[Any, ...] = (LoopContext, _Namespace)
+    """What a template may read every attribute of that does not begin with an underscore."""
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, today: date | None = None) -> None:
@@ -203,9 +204,9 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return values
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
-        if type(obj) is dict and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
+        if type(obj) in self.mappings and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if type(obj) in PLAIN_OBJECTS and not attribute.startswith("_"):
+        if type(obj) in self.objects and not attribute.startswith("_"):
             value = getattr(obj, attribute, MISSING)
             return self.undefined(obj=obj, name=attribute) if value is MISSING else value
         if type(obj) is str and attribute in PLAIN_METHODS:

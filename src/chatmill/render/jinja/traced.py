@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
-from typing import Any, SupportsIndex
+from itertools import repeat
+from typing import Any
 
 import jinja2
 
@@ -108,38 +109,23 @@ class Traced(Noting, str):
         for index in range(_len(self)):
             yield self[index : index + 1]
 
-    def _parts(self, method: str, separator: str | None, limit: int | None, parts: list[str]) -> list[str]:
-        inner = self._single()
-        if may_hold(separator) or inner is None:
-            note_exact([self, separator])
-            between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
-            texts, at = [], 0
-            for part in parts:
-                at = str.index(self, part, at)
-                texts.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
-                at += len(part) + between
-            return texts
-        self._notes.note(("parts", inner, method, separator, limit), len(parts))
-        return [
-            made_of(part, ("apply", "part", (method, separator, limit, number), inner), self._notes)
-            for number, part in enumerate(parts)
-        ]
-
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As `str.split`; likewise the others."""
-        return self._parts("split", sep, int(maxsplit), str.split(self, sep, maxsplit))
-
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # noqa: D102
-        return self._parts("rsplit", sep, int(maxsplit), str.rsplit(self, sep, maxsplit))
-
-    def splitlines(self, keepends: bool = False) -> list[str]:  # noqa: D102
-        return self._parts("splitlines", None, int(keepends), str.splitlines(self, keepends))
-
-    def partition(self, sep: str) -> Any:  # noqa: D102
-        return tuple(self._parts("partition", sep, None, list(str.partition(self, sep))))
-
-    def rpartition(self, sep: str) -> Any:  # noqa: D102
-        return tuple(self._parts("rpartition", sep, None, list(str.rpartition(self, sep))))
+    def _parts(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """What a method gives that takes a text apart."""
+        parts = getattr(str, method)(self, *arguments, **named)
+        inner, how = self._single(), (method, arguments, tuple(named.items()))
+        if inner is not None and not may_hold(how):
+            self._notes.note(("parts", inner, *how), len(parts))
+            expressions = [("apply", "part", (*how, number), inner) for number in range(len(parts))]
+            return type(parts)(map(made_of, parts, expressions, repeat(self._notes)))
+        note_exact([self, how])
+        separator = arguments[0] if arguments else named.get("sep")
+        between = _len(separator) if isinstance(separator, str) and method in ("split", "rsplit") else 0
+        texts, at = [], 0
+        for part in parts:
+            at = str.index(self, part, at)
+            texts.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
+            at += len(part) + between
+        return type(parts)(texts)
 
     # ---- changing
 
@@ -289,6 +275,7 @@ def do_others(kind: type, base: type, way: Callable[..., Any], names: Iterable[s
             setattr(kind, name, made(name))
 
 
+do_others(Traced, str, Traced._parts, ("split", "rsplit", "splitlines", "partition", "rpartition"))
 do_others(Traced, str, Traced._stripped, ("strip", "lstrip", "rstrip"))
 do_others(Traced, str, Traced._unfollowed, ("__repr__", "__format__", "__mod__", "__rmod__", "format", "format_map"))
 do_others(Traced, str, Traced._followed)

@@ -25,7 +25,6 @@ from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.sandbox import (
-    OF_MAPPINGS,
     PASSED,
     PlainSandbox,
     _Namespace,
@@ -99,6 +98,8 @@ class TracingSandbox(PlainSandbox):
     """Renders templates on traced values, with messages that are views in a `TurnRun`, or lists."""
 
     code_generator_class = _TracingGenerator
+    mappings = (*PlainSandbox.mappings, MessageView)
+    objects = (*PlainSandbox.objects, LoopView, Space)
     text_of = staticmethod(text_of)
     run: TurnRun | None = None
     """Where loops over messages run; None where messages are lists."""
@@ -178,15 +179,6 @@ class TracingSandbox(PlainSandbox):
         return obj[slice(*map(settled, borders))]
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
-        if type(obj) is MessageView and attribute not in OF_MAPPINGS:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if type(obj) is Space or type(obj) is LoopView:
-            if not attribute.startswith("_"):
-                try:
-                    return getattr(obj, attribute)
-                except AttributeError:
-                    pass
-            return self.undefined(obj=obj, name=attribute)
         if isinstance(obj, Traced) and not hasattr(str, attribute):
             obj = plain_text(obj)
         return super().getattr(obj, attribute)
@@ -221,12 +213,11 @@ class TracingSandbox(PlainSandbox):
         if type(owner) is MessageView or callable_ == self._space or is_range:
             self._step(10)
             return callable_(*arguments, **own_of(named))
-        if not isinstance(owner, str):
-            return self._called(context, callable_, owner, arguments, named)
         try:
             return self._called(context, callable_, owner, arguments, named)
-        except Exception:  # it depends on the text that there is an error
-            note_exact([owner, arguments, own_of(named)])
+        except Exception:
+            if isinstance(owner, str):  # it depends on the text that there is an error
+                note_exact([owner, arguments, own_of(named)])
             raise
 
     def _called(
