@@ -27,8 +27,10 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, write_jsonl
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe
+from tests.conftest import CONVERSATION_FILES, DATA
 from tests.damage import flip
 from tools.template_survey import bind_bytes, survey
+from tools.template_verification import DATE, MODELS, Model, model_folder
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +287,25 @@ def test_a_fault_of_the_labels_is_found_although_both_derivations_share_it(
     found = survey(bind_bytes("own", LOOP + text + PROMPT), [chat])
     assert len(found.failures) == 1
     assert not found.reasons
+
+
+AT_HAND = {path.name for path in (DATA / "tokenizers").iterdir()}
+TWELVE = [
+    model if model.vocabulary in AT_HAND else model._replace(vocabulary="qwen3", adds_tokens=True) for model in MODELS
+]
+"""The models of docs/template-verification.md, with Qwen3's vocabulary where their own is not in this repository."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expand", ["turns", "none"])
+@pytest.mark.parametrize("model", TWELVE, ids=[model.name for model in TWELVE])
+def test_every_answer_of_a_model_template_is_proved(model: Model, expand: str, tmp_path: Path) -> None:
+    folder = model_folder(model, DATA / "tokenizers", None, tmp_path)
+    sources = [{"path": str(path), "max_records": 5} for path in CONVERSATION_FILES]
+    named = {"sources": sources, "tokenizer": str(folder), "template": str(folder), "date": DATE, "expand": expand}
+    recipe = {**named, "on_error": "quarantine", "gates": OPEN_GATES}
+    found = verify(build_into(tmp_path / "built", recipe), deep=True)
+    assert found.differences == 0, found.findings
+    changed = found.counts.get("answers_trained_as_changed", 0)
+    assert found.counts["answers_proved"] + changed == found.counts["trained_messages"] > 50
+    assert expand == "none" or not changed

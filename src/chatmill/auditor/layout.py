@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,8 +173,7 @@ def places_of_kinds(kinds: Codes) -> Codes:
 # ---- finding
 
 
-@dataclass(slots=True, kw_only=True)
-class _Events:
+class _Events(NamedTuple):
     """Openings found in a set, in order."""
 
     starts: Ints
@@ -304,7 +303,7 @@ def _find_events(data: TrainerRows, literals: Literals) -> _Events:
     ids, ends_of = data.ids, data.bounds[1]
     used = np.zeros(len(ids) + 1, dtype=np.bool_)
     none = np.empty(0, dtype=np.int64)
-    events: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none)]
+    events = [_Events(none, none, none, none, none.astype(np.bool_))]
     by_solid: dict[tuple[int, ...], list[Opening]] = {}
     for opening in literals.openings:
         by_solid.setdefault(opening.ids[: opening.solid], []).append(opening)
@@ -320,17 +319,11 @@ def _find_events(data: TrainerRows, literals: Literals) -> _Events:
             whole = _goes_on(ids, places, opening.ids, limit)
             ends[whole] = np.minimum(places + len(opening.ids), limit)[whole]
             merged[whole] = False
-        more = (np.full(len(places), value, dtype=np.int64) for value in (openings[0].borrowed, int(openings[0].role)))
-        events.append((places, ends, *more, merged))
-    starts, ends, borrowed, roles, merged = (np.concatenate(column) for column in zip(*events, strict=True))
-    order = np.argsort(starts)
-    return _Events(
-        starts=starts[order],
-        ends=ends[order],
-        borrowed=borrowed[order],
-        roles=roles[order],
-        merged=merged[order].astype(np.bool_),
-    )
+        borrowed, roles = (np.full_like(places, value) for value in (openings[0].borrowed, openings[0].role))
+        events.append(_Events(places, ends, borrowed, roles, merged))
+    columns = [np.concatenate(column) for column in zip(*events, strict=True)]
+    order = np.argsort(columns[0])
+    return _Events(*(column[order] for column in columns))
 
 
 def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
