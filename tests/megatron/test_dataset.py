@@ -199,39 +199,6 @@ def test_without_the_extra_token_the_last_position_is_not_trained(root: Path) ->
         assert torch.equal(sample["labels"], GPTDataset.__getitem__(valid, number)["labels"])
 
 
-def test_newer_versions_give_three_values(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query of newer versions has a third value; this package takes the first of however many."""
-    from chatmill.megatron import SynthKDDataset
-
-    _, valid, _ = build(root, None)
-    first = [plain(valid[i]) for i in range(len(valid))]
-    query = SynthKDDataset._query_document_sample_shuffle_indices
-    valid._pad_token_id = 12
-    calls = []
-
-    def three(self: Any, idx: int) -> Any:
-        calls.append(idx)
-        # The base class of this version unpacks two, ours must not mind.
-        return Three(query(self, idx))
-
-    monkeypatch.setattr(SynthKDDataset, "_query_document_sample_shuffle_indices", three)
-    assert [plain(valid[i]) for i in range(len(valid))] == first
-    assert len(calls) == 2 * len(valid)
-
-
-class Three:
-    """Unpacks as two values, and is indexed as a longer tuple: the same text first."""
-
-    def __init__(self, values: tuple[Any, Any]) -> None:
-        self._values = values
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._values)
-
-    def __getitem__(self, place: int) -> Any:
-        return (*self._values, "lengths")[place]
-
-
 def test_pickling_and_workers(root: Path, tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 

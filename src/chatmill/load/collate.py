@@ -116,11 +116,6 @@ class _PadOptions:
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length is {self.max_length}; a row holds at least one token")
 
-    @property
-    def as_torch(self) -> bool:
-        """Whether batches hold tensors, and not arrays of numpy."""
-        return self.return_tensors == "pt"
-
     def width(self, lengths: NDArray[np.int64]) -> int:
         """Tokens per row of the batch."""
         longest = int(lengths.max(initial=0))
@@ -201,6 +196,7 @@ class DataCollatorForCausalLM:
         self.document_mask = member(MaskForm, "document mask", form) if form else None
         self._warned = False
         self._pad = _pad_options(tokenizer, pad_kwargs, truncation=truncation)
+        self._as_torch = self._pad.return_tensors == "pt"
         self._model_given = model is not None
         self._needs = None if model is None else needs_of(model)
         self._refused = one_document_a_row(model) if self._model_given and self._needs is None else None
@@ -235,7 +231,7 @@ class DataCollatorForCausalLM:
             )
         if self._refused is not None and self.return_flattened:
             raise ConfigError(f"return_flattened=True joins the rows: {self._refused}")
-        if self.document_mask is MaskForm.FLEX and not self._pad.as_torch:
+        if self.document_mask is MaskForm.FLEX and not self._as_torch:
             raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
@@ -301,9 +297,9 @@ class DataCollatorForCausalLM:
         return self._on_device.device
 
     def _finished(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and not self._pad.as_torch:
+        if isinstance(value, torch.Tensor) and not self._as_torch:
             return value.float().numpy()
-        return torch.from_numpy(value) if self._pad.as_torch and isinstance(value, np.ndarray) else value
+        return torch.from_numpy(value) if self._as_torch and isinstance(value, np.ndarray) else value
 
     def _trees(self, features: Sequence[Mapping[str, Any]]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
         """Ends and positions of rows of trees, for a model that can read them."""

@@ -172,16 +172,12 @@ class EpisodeRows(Rows):
         laid = LaidRows(slots=slot_of, starts=starts, lengths=lengths)
         extra = {}
         if self._gives_logprobs:
-            extra["logprobs"] = buffer.targets(self.logprobs(numbers, lengths), laid)
+            logprobs = self.dataset.gather(numbers, lengths).logprobs
+            assert logprobs is not None
+            extra["logprobs"] = buffer.targets(logprobs, laid)
         if self.teacher is not None:
             extra |= teacher_tensors(self.teacher.gather(numbers, lengths), laid, buffer)
         return replace(laid, extra=extra)
-
-    def logprobs(self, numbers: Ints, lengths: Ints) -> NDArray[np.float32]:
-        """The log-probabilities of the first `lengths` tokens of some episodes, flat; NaN where none is known."""
-        logprobs = self.dataset.gather(numbers, lengths).logprobs
-        assert logprobs is not None
-        return logprobs
 
 
 def long_episodes(rows: EpisodeRows) -> Ints:

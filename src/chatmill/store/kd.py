@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import FormatError, UnknownNameError
+from chatmill.errors import FormatError
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
@@ -31,6 +30,7 @@ from chatmill.store.receipts import read_export, read_kd_manifest
 from chatmill.store.split import Ints, Split, StoredDataset, TokenColumns, chosen_splits
 
 MEGATRON_SPLITS = ("train", "valid", "test")
+NO_SHARDS = "A split without documents has no shards."
 _SAID = ("package_version", "git_sha", "fingerprint", "created_unix_s", "schema_version", "ledger")
 """What the manifest of a distillation dataset says as that of a build does."""
 O200K_FINGERPRINT = "121b20d1a306b5380b3a56876fa683ecc17e49547161f4a2f3b439b4b2b7ddb3"
@@ -39,11 +39,9 @@ _CACHE = re.compile(rf"[^/]+/[^/]+_{TOKENS}/cache/.+")
 _FILE = re.compile(r"([^/]+/shard_\d{2,})_([a-z][a-z0-9_]*)\.(?:bin|idx)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KDRoot:
+class KDRoot(NamedTuple):
     """A folder of splits with shards: what `chatmill synth-kd` wrote, or an export to megatron."""
 
-    directory: Path
     manifest: Mapping[str, Any]
     """Its manifest.json (or export.json)."""
     splits: dict[str, tuple[str, ...]]
@@ -69,7 +67,7 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
             "chatmill synth-kd --resume"
         )
     _check_listed(folder, manifest)
-    return KDRoot(directory=folder, manifest=manifest, splits=splits)
+    return KDRoot(manifest, splits)
 
 
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -103,10 +101,9 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
     Weights need a number of samples; for exactly one epoch, or without a number, give `(blend.prefixes, None)`.
     Shards are not opened here beyond their sizes: the dataset checks them when it is built.
     """
-    kd_root = find_kd_root(root)
-    if split not in kd_root.splits:
-        raise UnknownNameError("split", split, list(kd_root.splits), "A split without documents has no shards.")
-    prefixes = list(kd_root.splits[split])
+    splits = find_kd_root(root).splits
+    chosen_splits(splits, [split], NO_SHARDS)
+    prefixes = list(splits[split])
     return KDBlend(prefixes, [float(MegatronIndex.open(prefix).values) for prefix in prefixes])
 
 
@@ -199,7 +196,7 @@ def is_kd(path: Path) -> bool:
 def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredDataset:
     """Open the root of a finished distillation dataset, or of an export to megatron, which is about its source."""
     root = find_kd_root(directory)
-    chosen = chosen_splits(root.splits, splits, "A split without documents has no shards.")
+    chosen = chosen_splits(root.splits, splits, NO_SHARDS)
     source = root.manifest.get("source")
     return StoredDataset(
         directory=directory,
