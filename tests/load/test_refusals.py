@@ -38,16 +38,6 @@ def test_lengths_say_nothing_of_branches(option: str) -> None:
         collate([TREE], return_document_mask=True, **{option: True})
 
 
-def test_a_cut_tree_is_the_tree_of_its_first_tokens() -> None:
-    first = {name: values[:4] for name, values in TREE.items()} | {"ends": [4, 3, 3, 4]}
-    cut, wanted = (
-        collate([row], return_document_mask=True, truncation=True, max_length=4)["document_mask"]
-        for row in (TREE, first)
-    )
-    assert torch.equal(cut, wanted)
-    assert cut[0, 0, 3].tolist() == [0, *[torch.finfo(torch.float32).min] * 2, 0], "a branch does not see its sibling"
-
-
 def test_a_trial_notices_documents_that_differ_from_themselves_alone() -> None:
     """The logits tell the length of the row and nothing else: no document moves another, and none is as alone."""
 

@@ -156,18 +156,6 @@ def test_block_masks_are_the_dense_rule(built: Path) -> None:
     assert torch.allclose(got, wanted, atol=1e-5)
 
 
-def test_packed_batches_of_documents_have_ends_too(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "chats.jsonl", thinking_chats(9, seed=1, turns=1))
-    recipe: dict[str, Any] = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml"}
-    recipe |= {"add_control_tokens": True, "gates": {"max_lost_reasoning": None}}
-    run_build(recipe, tmp_path / "built", workers=0)
-    config = {"batch_size": 2, "block_size": 400, "dataset_mode": "sft_episode", "pad_token_id": 0}
-    batch = GPTEpisodeDataLoader(config, dataset_dir=tmp_path / "built", pack=True).get_batch()
-    assert batch.ends.dtype == torch.int32
-    same = batch.seq_idx[:, :, None] == batch.seq_idx[:, None, :]
-    assert torch.equal(batch.dense_mask()[:, 0] == 0, same & torch.ones_like(same).tril())
-
-
 def test_what_cannot_read_trees_is_refused(built: Path) -> None:
     import transformers as hf
 

@@ -19,8 +19,6 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import FormatError
 from chatmill.export.export import export_dataset
-from chatmill.look.dataset import open_for_looking
-from chatmill.look.item_view import view_item
 from chatmill.render.official_harmony import encoding
 from chatmill.store.kd import synth_kd_blend
 from chatmill.systems.synth_kd import KDSplit, synth_kd_split
@@ -87,28 +85,6 @@ def test_samples_hold_the_conversations(root: Path, rows: list[dict[str, Any]], 
             # <|start|>assistant<|channel|>NAME<|message|> ... <|end|> or <|return|>: six tokens around each text.
             wanted[span] += len(encoding().encode(text, disallowed_special=())) + 6
     assert seen == wanted
-
-
-def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]) -> None:
-    from chatmill.look.decoder import decoder_for
-
-    found = open_for_looking(root)
-    decoder, problem = decoder_for(found.about)
-    assert decoder is not None
-    assert problem == ""
-    assert set(found.splits) == {"train", "valid"}
-    by_query = {row["query"]: row for row in rows}
-    for split in found.splits.values():
-        for number in range(len(split)):
-            item = split.item(number)
-            runs = view_item(item, decoder, "document").documents[0].runs
-            context, analysis, final, end = (decoder.text(run.ids) for run in runs)
-            query = context.rpartition("<|start|>user<|message|>")[2].removesuffix("<|end|>")
-            row = by_query.pop(query)
-            assert analysis == f"<|start|>assistant<|channel|>analysis<|message|>{row['reasoning']}<|end|>"
-            assert final == f"<|start|>assistant<|channel|>final<|message|>{row['answer']}<|return|>"
-            assert end == "<|endoftext|>"
-    assert not by_query
 
 
 def test_an_export_of_the_same_conversations_has_the_same_bytes(root: Path, tmp_path: Path) -> None:
