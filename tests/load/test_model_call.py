@@ -13,7 +13,7 @@ import torch
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.row_columns import trainer_columns
-from tests.train.test_isolation import ARCHITECTURES, VOCABULARY, Special, model, rows
+from tests.train.test_isolation import SOME, VOCABULARY, Special, model, rows
 
 
 def documents() -> list[list[int]]:
@@ -37,8 +37,7 @@ def alone(called: Any, texts: list[list[int]]) -> float:
     return total / count
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "attention"), SOME)
 @pytest.mark.parametrize("options", [{}, {"return_flattened": True}, {"pad_to_multiple_of": 32}])
 def test_the_loss_of_packed_rows_is_that_of_their_documents(
     architecture: str, attention: str, options: dict[str, Any]
@@ -61,7 +60,7 @@ def test_a_document_mask_is_there_under_the_name_that_models_read() -> None:
     assert batch["attention_mask"] is batch["document_mask"] or torch.equal(
         batch["attention_mask"], batch["document_mask"]
     )
-    called = model("llama", dtype=torch.float32)
+    called = model("Llama", dtype=torch.float32)
     with torch.no_grad():
         assert called(**batch).loss.item() == pytest.approx(alone(called, documents()), abs=1e-4)
 
@@ -95,7 +94,7 @@ def test_flash_attention_reads_cumulative_lengths() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("architecture", "as_dataset"), [("llama", True), ("gpt2", False)])
+@pytest.mark.parametrize(("architecture", "as_dataset"), [("Llama", True), ("GPT2", False)])
 def test_the_trainer_with_its_default_of_removing_columns(architecture: str, as_dataset: bool, tmp_path: Path) -> None:
     import datasets
     from transformers import Trainer, TrainingArguments
