@@ -30,7 +30,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
 from chatmill.load.boundary_keys import Key, one_document_a_row
 from chatmill.load.document_masks import dense_mask, flex_mask
-from chatmill.load.model_needs import needs_of, refuse_trees_for
+from chatmill.load.model_needs import NO_TREES, needs_of, reads_trees
 from chatmill.load.row_columns import (
     ENDS,
     LENGTHS,
@@ -201,7 +201,7 @@ class DataCollatorForCausalLM:
         self._needs = None if model is None else needs_of(model)
         self._refused = one_document_a_row(model) if self._model_given and self._needs is None else None
         self._dtype = getattr(model, "dtype", None) or torch.float32
-        self._no_trees = "" if model is None else _why_no_trees(model)
+        self._reads_trees = model is None or reads_trees(model)
         has_blocks = self._needs is not None and Key.BLOCK_MASK in self._needs.keys
         self._on_device = model if has_blocks and hasattr(model, "device") else None
         """The model on whose device block masks are made: what they read does not move with them."""
@@ -305,8 +305,8 @@ class DataCollatorForCausalLM:
         """Ends and positions of rows of trees, for a model that can read them."""
         if self.packed_sequences is False:
             raise ConfigError("packed_sequences=False ignores boundaries, and the rows are trees: leave it out")
-        if self._no_trees:
-            raise ConfigError(self._no_trees)
+        if not self._reads_trees:
+            raise ConfigError(NO_TREES)
         if not self._model_given and self.document_mask is None:
             raise ConfigError(
                 "the rows are trees (they carry ends), and nothing but a mask keeps their branches apart: give the "
@@ -380,14 +380,6 @@ class DataCollatorForCausalLM:
             # no model reads document_mask, and none complains about it
             forms["attention_mask"] = forms["document_mask"]
         return forms
-
-
-def _why_no_trees(model: Any) -> str:
-    try:
-        refuse_trees_for(model)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _pad_options(tokenizer: Any, pad_kwargs: dict[str, Any], *, truncation: bool) -> _PadOptions:

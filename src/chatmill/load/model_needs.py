@@ -22,6 +22,12 @@ from chatmill.load.boundary_keys import (
     text_config,
 )
 
+NO_TREES = (
+    "rows of trees need a mask that says what each token sees, and this model takes none from a batch: FlashAttention "
+    "reads lengths of documents, layers with a window or with a state from token to token have rules of their own. "
+    "Load it with attn_implementation='flex_attention' (or 'sdpa') if that is all, else build with --expand turns, or "
+    "export with --trees expand"
+)
 ATTENTIONS = {"eager": Key.MASK, "sdpa": Key.MASK, "flex_attention": Key.BLOCK_MASK}
 
 
@@ -48,16 +54,10 @@ def needs_of(model: Any) -> Needs | None:
     return Needs(keys=frozenset() if made_by_transformers else frozenset({key}))
 
 
-def refuse_trees_for(model: Any) -> None:
-    """Refuse a model that cannot read rows of trees; `model` as for `needs_of`."""
+def reads_trees(model: Any) -> bool:
+    """Whether a model can read rows of trees; `model` as for `needs_of`."""
     needs = None if is_hybrid(model) else needs_of(model)
-    if needs is None or needs.keys not in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
-        raise ConfigError(
-            "rows of trees need a mask that says what each token sees, and this model takes none from a batch: "
-            "FlashAttention reads lengths of documents, layers with a window or with a state from token to token have "
-            "rules of their own. Load it with attn_implementation='flex_attention' (or 'sdpa') if that is all, else "
-            "build with --expand turns, or export with --trees expand"
-        )
+    return needs is not None and needs.keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.blocks import DocumentSegments, TreeGrid, boundaries_from_starts
 from chatmill.errors import ConfigError
 from chatmill.load.boundary_keys import Needs, one_document_a_row
-from chatmill.load.model_needs import needs_of, refuse_trees_for
+from chatmill.load.model_needs import NO_TREES, needs_of, reads_trees
 from chatmill.load.teacher import TEACHER_COLUMNS
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class PackedBatch(_Four):
         `model` is a transformers model, its config, the name of its attention, or its `Needs`. If its kernels want one
         row, the batch is flattened: logits follow `y.flatten()`.
         """
-        if self.trees is not None:
-            refuse_trees_for(model)
+        if self.trees is not None and not reads_trees(model):
+            raise ConfigError(NO_TREES)
         needs = needs_of(model)
         if needs is None:
             if int((self.document_starts >= 0).sum(1).max()) > 1:
