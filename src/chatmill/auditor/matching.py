@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +24,10 @@ Ints = NDArray[np.int64]
 CLOSING = (Part.TERMINATOR, Part.SEPARATOR)
 
 
-class SourceComparison(NamedTuple):
-    """What the source says about a set."""
-
-    findings: list[RawFinding]
-    equal: int
-    """Documents whose ids are those of a record."""
-    documents: int
-    missing: int
-    """Records that no document shows."""
-
-
 def compare(
     data: TrainerRows, layout: DocumentLayout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
-) -> SourceComparison:
-    """Match documents with records; `layout` becomes exact where the ids agree."""
+) -> tuple[list[RawFinding], dict[str, Any]]:
+    """Match documents with records; `layout` becomes exact where the ids agree. Return findings, and counts of all."""
     begins, ends = data.bounds
     ours = _keys(source.ids, source.offsets[:-1], source.offsets[1:], literals)
     row = partners(_keys(data.ids.astype(np.int32), begins, ends, literals), ours, once=False)
@@ -63,7 +52,14 @@ def compare(
         pairs = np.array(listed, dtype=np.int64)
         count = len(np.unique(data.document_of(pairs[:, 0])))
         findings.append(RawFinding(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
-    return SourceComparison(findings, len(equal), documents, int((~seen[np.unique(source.records)]).sum()))
+    return findings, {
+        "records": source.count,
+        "documents": documents,
+        "equal": len(equal),
+        "missing": int((~seen[np.unique(source.records)]).sum()),
+        "refused": dict(source.refused),
+        "unproved": len(np.unique(source.records[source.unproved])),
+    }
 
 
 def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Literals) -> list[bytes]:

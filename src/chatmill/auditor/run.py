@@ -18,7 +18,7 @@ from chatmill.auditor.layout import DocumentLayout, find_layout, find_literals
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.live import kept_random_states
 from chatmill.auditor.masks import check_masks
-from chatmill.auditor.matching import SourceComparison, compare
+from chatmill.auditor.matching import compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditFinding, AuditReport, Example, ReportPart
 from chatmill.auditor.source import SourceRows, render_source
@@ -154,14 +154,17 @@ def _report(
     """Run all other checks; `more` has been found already."""
     literals, vocabulary = find_literals(bound), VocabularyBytes(bound)
     layout = find_layout(data, literals)
-    compared = None if source is None else compare(data, layout, source, literals, vocabulary)
+    counts: dict[str, Any] | None = None
+    of_source: list[RawFinding] = []
+    if source is not None:
+        of_source, counts = compare(data, layout, source, literals, vocabulary)
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
     largest: dict[str, RawFinding] = {}
     for finding in (
         *_labels(data, layout, bound),
         *more,
-        *structure.check(None if compared is None else {finding.code for finding in compared.findings}),
-        *([] if compared is None else compared.findings),
+        *structure.check(None if source is None else {finding.code for finding in of_source}),
+        *of_source,
     ):
         if finding.number > (largest[finding.code].number if finding.code in largest else 0):
             largest[finding.code] = finding
@@ -181,8 +184,8 @@ def _report(
         boundaries=data.boundaries,
         findings=tuple(finding for finding in findings if not finding.rule.is_note),
         notes=tuple(finding for finding in findings if finding.rule.is_note),
-        unknown=(*_unknown(literals, compared, source, left_out), *structure.unknown, *_isolation(data, hybrid)),
-        source=None if source is None or compared is None else _source_counts(source, compared),
+        unknown=(*_unknown(literals, counts, left_out), *structure.unknown, *_isolation(data, hybrid)),
+        source=counts,
     )
 
 
@@ -196,20 +199,18 @@ def _labels(data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate) -> 
     yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
 
 
-def _unknown(
-    literals: Literals, compared: SourceComparison | None, source: SourceRows | None, left_out: int
-) -> Iterator[str]:
+def _unknown(literals: Literals, counts: Mapping[str, Any] | None, left_out: int) -> Iterator[str]:
     """Say what only a source shows, and what the source leaves open."""
-    if literals.unusable and compared is None:
+    if literals.unusable and counts is None:
         yield f"What is prompt and what is answer: {literals.unusable}. --source shows it"
-    elif literals.unusable and compared is not None and compared.equal < compared.documents:
-        rest = compared.documents - compared.equal
+    elif literals.unusable and counts is not None and counts["equal"] < counts["documents"]:
+        rest = counts["documents"] - counts["equal"]
         yield f"Masks of {rest:,} documents that differ from their records: {literals.unusable}"
     if left_out:
-        hint = "--source shows it" if compared is None else "their documents differ from the records"
+        hint = "--source shows it" if counts is None else "their documents differ from the records"
         yield f"Whether {left_out:,} answers were left out of training on purpose: {hint}"
-    if source is not None and source.refused:
-        reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
+    if counts is not None and counts["refused"]:
+        reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(counts["refused"].items()))
         yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
 
 
@@ -223,17 +224,6 @@ def _isolation(data: TrainerRows, hybrid: HybridModel | None) -> Iterator[str]:
         yield (
             f"What keeps documents apart in the recurrent layers of {hybrid.kind}: `chatmill isolate MODEL` shows it"
         )
-
-
-def _source_counts(source: SourceRows, compared: SourceComparison) -> dict[str, Any]:
-    return {
-        "records": source.count,
-        "documents": compared.documents,
-        "equal": compared.equal,
-        "missing": compared.missing,
-        "refused": dict(source.refused),
-        "unproved": len(np.unique(source.records[source.unproved])),
-    }
 
 
 def _finding(raw: RawFinding, data: TrainerRows, bound: ModelTemplate, examples: int) -> AuditFinding:
