@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.run import Call, Done, here
+from tests.look.sets import tokenizer_once
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _vocabularies_are_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("look.decoder", "look.template_look", "compiler.first_recipe"):
+            patch.setattr(f"chatmill.{module}.load_tokenizer", tokenizer_once)
+        yield
 
 
 @pytest.fixture

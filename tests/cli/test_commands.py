@@ -208,6 +208,7 @@ def test_the_statuses_of_the_documentation_are_those_of_the_code() -> None:
 
 BYTES = ("-t", "bytes", "--add-control-tokens", "-w", "0")
 OUT = ("-o", "out")
+TRANSCRIPTS = ("transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9")
 
 
 @pytest.fixture
@@ -253,8 +254,16 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["build", "c.jsonl", "-o", "o", "--shape", "alpaca", "--shape", "user=q"], "alpaca says what all fields are"),
         (["build", "chats.jsonl", "-o", "o", "--overflow", "windows"], "no effect without packing.max_length"),
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["init", "chats.jsonl", "-o", "r.yaml", "-t", "bytes"], "is there already and is not overwritten"),
+        (["init", "chats.jsonl", "--set", "preferences=pairs"], "chatmill build ... --set preferences=pairs"),
+        (
+            ["init", "chats.jsonl", "--set", "preference=chosen"],
+            "Did you mean 'preferences'?",
+        ),
         (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
-        (["transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9", "-o", "."], "is not a regular file"),
+        ([*TRANSCRIPTS, "-o", "."], "is not a regular file"),
+        ([*TRANSCRIPTS, "-o", "chats.jsonl"], "--out chats.jsonl is also an input"),
+        ([*TRANSCRIPTS, "-o", "no/out.jsonl"], "the folder of --out does not exist: no"),
         (["inspect", "chats.jsonl", "-p", "assistent"], "Did you mean 'assistant'"),
         (["inspect", "chats.jsonl", "-t", "no/such/tokenizer"], "no tokenizer 'no/such/tokenizer'"),
         (["inspect", "chats.jsonl", "--shape", "alpacca"], "Did you mean 'alpaca'"),
@@ -291,12 +300,14 @@ def test_status_2(chat_file: Path, arguments: list[str], message: str, call: Cal
     (home / "wrong.yaml").write_text(json.dumps(recipe | {"tokeniser": "bytes"}))
     (home / "broken.jinja").write_text("{{ bos_token }}\n{% for message in messages %}{% endif %}")
     (home / "empty").mkdir()
+    before = {path: path.read_bytes() for path in home.iterdir() if path.is_file()}
     done = call(*arguments)
     assert done.status == Status.MISTAKE
     assert done.messages == bool(arguments), done.said
     assert message in done.error
     assert bool(done.out) == (not arguments), "without arguments the overview, else nothing"
     assert not list(home.glob("out/**/*"))
+    assert {path: path.read_bytes() for path in home.iterdir() if path.is_file()} == before
 
 
 JUNK = {

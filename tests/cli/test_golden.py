@@ -18,17 +18,12 @@ from rich.cells import cell_len
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here
-from tests.look.sets import folder, tokenizer_once
+from tests.cli.test_template import CHATML
+from tests.look.sets import folder
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
 PAIR = [{"role": "user", "content": "What is <|im_end|>?\n"}, {"role": "assistant", "content": "A token."}]
-OWN = """{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +38,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pa.table(wrong), place / "wrong.parquet")
     records = [{"id": f"r{number}", "messages": PAIR} for number in range(5)]
     (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (place / "own.jinja").write_text(OWN)
+    (place / "own.jinja").write_text(CHATML)
     return place
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
-def test_a_command_prints_what_its_file_says(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+def test_a_command_prints_what_its_file_says(path: Path, home: Path) -> None:
     command, _, wanted = path.read_text(encoding="utf-8").partition("\n")
     program, *arguments = shlex.split(command.removeprefix("$ "))
     assert program == "chatmill"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,14 @@ import yaml
 from chatmill.compiler.first_recipe import LONGEST_ROW, look_at, recipe_text
 from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
 from chatmill.compiler.run import run_build
-from chatmill.errors import ConfigError, DataError, RecordError
+from chatmill.errors import DataError, RecordError
 from chatmill.render.registry import find_template
 from tests.cli.run import invoke
 from tests.compiler.builds import chats, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
-from tests.look.sets import tokenizer_once
 
 run = partial(invoke, "init")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vocabularies_are_loaded_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.compiler.first_recipe.load_tokenizer", tokenizer_once)
-        yield
 
 
 def pair(name: str, question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
@@ -201,15 +192,6 @@ def test_odd_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     assert yaml.safe_load(recipe_text(look))["sources"][0]["path"] == name
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    path = plain(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("mine")
-    done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
-    assert isinstance(done.exception, ConfigError)
-    assert "is there already and is not overwritten" in str(done.exception)
-    assert (tmp_path / "recipe.yaml").read_text() == "mine"
-
-
 def test_printed_instead(tmp_path: Path) -> None:
     done = run(plain(tmp_path), "-o", "-", "-t", "bytes")
     assert done.exit_code == 0
@@ -241,10 +223,3 @@ def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> Non
     assert "In the sample 2 records train nothing: the build will stop at the gate" in done.output
     assert "records_without_trained_tokens: null" in done.output
     assert recipe_of(tmp_path / "recipe.yaml").gates.records_without_trained_tokens == 0
-
-
-def test_pairs_are_not_for_init(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b"}])
-    found = run(path, "--set", "preferences=pairs", "-o", tmp_path / "recipe.yaml")
-    assert isinstance(found.exception, ConfigError)
-    assert "--set preferences=pairs" in str(found.exception)

@@ -26,15 +26,10 @@ from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here, invoke
 from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
-from tests.look.sets import folder, tokenizer_once, view_block
+from tests.look.sets import folder, view_block
 
 run = partial(invoke, "inspect")
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
-
-
-@pytest.fixture(autouse=True)
-def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
 
 
 def packed() -> dict[str, list[list[int]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,6 @@ from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
 from tests.cli.run import here
-from tests.look.sets import tokenizer_once
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 CHATML = """{%- for message in messages -%}
@@ -42,13 +40,6 @@ def trl_template(name: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "chat_templates" / f"{name}.jinja"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vocabularies_are_loaded_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.look.template_look.load_tokenizer", tokenizer_once)
-        yield
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from chatmill.cli import transcripts
-from chatmill.errors import ConfigError, DataError, RecordError
+from chatmill.errors import DataError, RecordError
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import MARKERS, conversation_to_transcript
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -140,13 +140,3 @@ def test_a_run_that_writes_nothing_is_an_error_and_keeps_the_old_file(save: Save
     assert "skipped no pair" in str(result.exception)
     assert out.read_text() == "old"
     assert sorted(tmp_path.iterdir()) == [path, out]
-
-
-def test_the_output_may_not_be_an_input_or_in_a_folder_that_is_not_there(save: Save, tmp_path: Path) -> None:
-    path = save(exchange("hi", "yo"))
-    before = path.read_bytes()
-    result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", path)
-    assert isinstance(result.exception, ConfigError)
-    assert path.read_bytes() == before
-    result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", tmp_path / "no" / "out.jsonl")
-    assert isinstance(result.exception, ConfigError)

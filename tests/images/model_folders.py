@@ -72,21 +72,6 @@ FAMILIES: dict[str, Family] = {
         template=(TEMPLATES / "trl" / "qwen3_vl.jinja").read_text(),
         sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
     ),
-    "qwen2_5_vl": Family(
-        processor="Qwen2_5_VLProcessor",
-        tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-        image={
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "patch_size": 14,
-            "merge_size": 2,
-            "temporal_patch_size": 2,
-            "min_pixels": 3136,
-            "max_pixels": 501760,
-        },
-        image_processor="Qwen2VLImageProcessorPil",
-        template=(TEMPLATES / "trl" / "qwen2_5_vl.jinja").read_text(),
-        sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
-    ),
     "gemma3": Family(
         processor="Gemma3Processor",
         tokens=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
@@ -110,19 +95,6 @@ FAMILIES: dict[str, Family] = {
             "size": {"longest_edge": 1024},
         },
         more={"patch_size": 16, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
-        image_processor="PixtralImageProcessorPil",
-        module="pixtral.processing_pixtral",
-        picture="[IMG]",
-    ),
-    "mistral3": Family(
-        processor="PixtralProcessor",
-        tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-        image={
-            "image_processor_type": "PixtralImageProcessor",
-            "patch_size": 14,
-            "size": {"longest_edge": 1540},
-        },
-        more={"patch_size": 14, "spatial_merge_size": 2},
         image_processor="PixtralImageProcessorPil",
         module="pixtral.processing_pixtral",
         picture="[IMG]",
@@ -222,6 +194,24 @@ FAMILIES["llama4"] = Family(
     more={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
     module="llama4.processing_llama4",
     picture="<|image|>",
+)
+FAMILIES["qwen2_5_vl"] = replace(
+    FAMILIES["qwen3_vl"],
+    processor="Qwen2_5_VLProcessor",
+    image={
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 3136,
+        "max_pixels": 501760,
+    },
+    template=(TEMPLATES / "trl" / "qwen2_5_vl.jinja").read_text(),
+)
+FAMILIES["mistral3"] = replace(
+    FAMILIES["pixtral"],
+    image={"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 1540}},
+    more={"patch_size": 14, "spatial_merge_size": 2},
 )
 FAMILIES["glm46v"] = replace(FAMILIES["glm4v"], processor="Glm46VProcessor", image_processor="Glm46VImageProcessorPil")
 

@@ -118,6 +118,7 @@ def test_items_are_what_the_stores_hold() -> None:
         item = opened.item(number)
         assert np.array_equal(item.ids, episode.ids)
         assert (item.record_id, item.source, item.turns) == (episode.record_id, episode.source, episode.turns)
+        assert opened.record_id(number) == episode.record_id
         assert opened.sources is not None
         assert opened.source_names[opened.sources[number]] == episode.source
 

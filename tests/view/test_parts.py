@@ -250,6 +250,7 @@ def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes
                 opened.split.release()
             assert item.ids.tolist() == episodes[number].ids.tolist()
             assert item.record_id == episodes[number].record_id
+            assert opened.split.record_id(number) == f"r{number}"
         return len(hits_of(opened.split, BYTES, "ab"))
 
     with ThreadPoolExecutor(6) as pool:

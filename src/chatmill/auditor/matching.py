@@ -152,7 +152,7 @@ def _differences(
 
 def _same_text(row: SourceRow, ids: Ints, stretch: Stretch, vocabulary: VocabularyBytes) -> bool:
     i1, i2, j1, j2 = stretch
-    return i1 < i2 and j1 < j2 and vocabulary.joined(row.ids[i1:i2])[0] == vocabulary.joined(ids[j1:j2])[0]
+    return i1 < i2 and j1 < j2 and vocabulary.joined_bytes(row.ids[i1:i2])[0] == vocabulary.joined_bytes(ids[j1:j2])[0]
 
 
 def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocabulary: VocabularyBytes) -> str:

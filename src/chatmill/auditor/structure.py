@@ -15,7 +15,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.core.trainer_columns import TrainerRows
-from chatmill.look.decoder import TokenBytes
+from chatmill.look.decoder import Decoder
 from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ BETTER = ("truncated", "special_from_text", "unbounded", "merged_at_border")
 """Findings that a source tells better."""
 
 
-class VocabularyBytes(TokenBytes):
+class VocabularyBytes(Decoder):
     """The bytes of ids, and which of them no text can have."""
 
     def __init__(self, bound: ModelTemplate) -> None:
@@ -36,12 +36,12 @@ class VocabularyBytes(TokenBytes):
 
     def begins_white(self, ids: Ints) -> Bools:
         """Mark ids that begin with white space."""
-        data, at = self.joined(ids)
+        data, at = self.joined_bytes(ids)
         return np.array([data[first : first + 1].isspace() for first in at[:-1].tolist()], dtype=np.bool_)
 
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:
         """Mark stretches of ids that the tokenizer does not give for their text, as all that are no UTF-8."""
-        flat, at = self.joined(ids)
+        flat, at = self.joined_bytes(ids)
         bounds = zip(at[starts].tolist(), at[ends].tolist(), strict=True)
         encoded, offsets = self.tokenizer.encode_batch([flat[a:b].decode("utf-8", errors="replace") for a, b in bounds])
         sizes = np.diff(offsets)

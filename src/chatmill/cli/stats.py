@@ -29,6 +29,7 @@ def command(
     """Print tables and plots about a dataset."""
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.stats import dataset_stats
+    from chatmill.look.stats_view import stats_parts
     from chatmill.look.terminal import screen, show
 
     opened = open_for_looking(dataset)
@@ -38,4 +39,4 @@ def command(
         typer.echo(json.dumps(stats.as_json(), ensure_ascii=False))
         return
     console = screen()
-    show(console, stats.parts(console.width))
+    show(console, stats_parts(stats.splits, stats.accounts, width=console.width))

@@ -25,21 +25,17 @@ class Decoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.name = tokenizer.name
         self.control_ids: frozenset[int] = frozenset(tokenizer.control_ids.values())
         self._controls = np.array(sorted(self.control_ids), dtype=np.int64)
 
     def text(self, ids: NDArray[np.integer]) -> str:
-        """Decode ids; control tokens are spelled out, broken UTF-8 is U+FFFD."""
+        """Decode ids; control tokens are spelled out, broken UTF-8 is U+FFFD, unknown ids are `[id 123]`."""
         try:
             return self.tokenizer.decode(ids)
         except TokenizerError:
-            return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", errors="replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of an id; an id outside the vocabulary is spelled `[id 123]`."""
-        raw = self.known_bytes(token_id)
-        return f"[id {token_id}]".encode() if raw is None else raw
+            known = ((token_id, self.known_bytes(token_id)) for token_id in ids.tolist())
+            raw = (f"[id {token_id}]".encode() if raw is None else raw for token_id, raw in known)
+            return b"".join(raw).decode("utf-8", errors="replace")
 
     def known_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes of an id; None for an id outside the vocabulary."""
@@ -49,9 +45,23 @@ class Decoder:
             return None
 
     @cached_property
-    def vocabulary(self) -> TokenBytes:
-        """The bytes of all tokens, for searches."""
-        return TokenBytes(self.tokenizer)
+    def _table(self) -> tuple[NDArray[np.bool_], Ints, Ints, NDArray[np.uint8]]:
+        """Whether each id is known, length and start of its bytes, and the bytes; last comes what is not known."""
+        table = [*map(self.known_bytes, range(self.tokenizer.vocab_size)), None]
+        lengths = np.array([len(raw or b"") for raw in table], dtype=np.int64)
+        data = np.frombuffer(b"".join(raw or b"" for raw in table), dtype=np.uint8)
+        return np.array([raw is not None for raw in table], dtype=np.bool_), lengths, offsets_of(lengths)[:-1], data
+
+    def has(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Mark the ids that the vocabulary has."""
+        return self._table[0][np.minimum(ids, self.tokenizer.vocab_size)]
+
+    def joined_bytes(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
+        """Join the bytes of all ids, none for ids outside the vocabulary; also the offsets of each id's bytes."""
+        _, lengths, starts, data = self._table
+        places = np.minimum(ids, self.tokenizer.vocab_size)
+        joined = gathered([data], np.zeros(len(places), dtype=np.uint8), starts[places], lengths[places])
+        return joined.tobytes(), offsets_of(lengths[places])
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""
@@ -155,32 +165,3 @@ def manifest_tokenizer(about: Mapping[str, Any], override: Any = None) -> tuple[
         f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, the "
         f"manifest says {expected[:12]}): the text may be wrong"
     )
-
-
-class TokenBytes:
-    """The bytes of ids, as a table of the whole vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        decoder = Decoder(tokenizer)
-        table = [*map(decoder.known_bytes, range(tokenizer.vocab_size)), None]  # the last: ids that are not in it
-        self._known = np.array([raw is not None for raw in table], dtype=np.bool_)
-        self._lengths = np.array([len(raw or b"") for raw in table], dtype=np.int64)
-        self._starts = offsets_of(self._lengths)[:-1]
-        self._bytes = np.frombuffer(b"".join(raw or b"" for raw in table), dtype=np.uint8)
-
-    def _places(self, ids: NDArray[np.integer]) -> Ints:
-        """Find the ids in the table."""
-        places: Ints = np.minimum(ids, len(self._known) - 1).astype(np.int64)
-        return places
-
-    def has(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Mark the ids that the vocabulary has."""
-        return self._known[self._places(ids)]
-
-    def joined(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
-        """Join the bytes of all ids, none for ids outside the vocabulary; also the offsets of each id's bytes."""
-        places = self._places(ids)
-        lengths = self._lengths[places]
-        data = gathered([self._bytes], np.zeros(len(places), dtype=np.uint8), self._starts[places], lengths)
-        return data.tobytes(), offsets_of(lengths)

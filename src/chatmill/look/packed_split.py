@@ -172,6 +172,10 @@ class PackedSplit(LookSplit):
         for first, batch in self.stored_batches(columns=list(dict.fromkeys(wanted))):
             yield _read(batch, first, self._shift)[0]
 
+    def record_id(self, number: int) -> str | None:
+        """The record of a row, or those of its documents joined by commas."""
+        return _text(self.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
+
     def find(self, record_id: str) -> list[int]:
         """Find the rows that hold a record."""
         numbers: list[int] = []

@@ -74,7 +74,7 @@ class LookSplit:
     features: tuple[str, ...]
     """Names of what is stored for each item."""
     source_names: tuple[str, ...] = ()
-    has_spans = has_turns = False
+    has_spans = False
     capacity: int | None = None
     """Positions of a row, padding included; None if rows have no fixed size."""
     episodes: EpisodeDataset | None = None
@@ -90,7 +90,6 @@ class LookSplit:
         self.episodes = stored if isinstance(stored, EpisodeDataset) else None
         self._columns = {} if self.episodes is None else self.episodes.columns
         self.has_record_ids = "record_id" in self._columns
-        self.has_turns = "turns" in self._columns and not rows
         if isinstance(stored, KDDocuments):
             self.layout, self.features = LookLayout.KD, COLUMNS
             self.source_names = tuple(shard.name for shard in stored.shards)
@@ -151,6 +150,11 @@ class LookSplit:
         if isinstance(self.stored, KDDocuments):
             return np.repeat(np.arange(len(self.stored.shards), dtype=np.int32), np.diff(self.stored.episode_offsets))
         return self._column("source") if self._plan is None else None
+
+    @cached_property
+    def turns(self) -> NDArray[np.integer] | None:
+        """Turns of every episode."""
+        return self._column("turns") if self._plan is None else None
 
     @cached_property
     def stored_trained(self) -> Ints | None:
@@ -241,6 +245,11 @@ class LookSplit:
     def alone(self) -> LookSplit:
         """The documents as they are stored, one after the other."""
         return self if self._plan is None else LookSplit(self.stored, self.name)
+
+    def record_id(self, number: int) -> str | None:
+        """The record of a document, or those of a row joined by commas."""
+        ids = self.stored.facts("record_id", self._numbers(number, number + 1)) if self.has_record_ids else None
+        return None if ids is None else ", ".join(dict.fromkeys(ids))
 
     def find(self, record_id: str) -> list[int]:
         """Find the items that hold a record."""

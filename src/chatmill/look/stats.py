@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
 
 from chatmill.console import plain_console
 from chatmill.core.kinds import KINDS, Part, kind_name
@@ -18,6 +17,7 @@ from chatmill.look.counting import MOST_TURNS, Bin, Share, SplitStats, TokenCoun
 from chatmill.look.dataset import LookDataset
 from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats_view import stats_parts
+from chatmill.look.terminal import show
 from chatmill.store.kd_shard import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -130,16 +130,10 @@ class DatasetStats:
     accounts: Ledger | None
     """The ledger of the build, over all its splits; None if no manifest has one."""
 
-    def parts(self, width: int) -> Iterator[RenderableType]:
-        """All tables and plots, for a terminal of `width` columns."""
-        return stats_parts(self.splits, self.accounts, width=width)
-
     def __repr__(self) -> str:
         """The tables and plots of `chatmill stats`."""
         out = io.StringIO()
-        console = plain_console(file=out, width=REPR_WIDTH)
-        for part in self.parts(REPR_WIDTH):
-            console.print(part)
+        show(plain_console(file=out, width=REPR_WIDTH), stats_parts(self.splits, self.accounts, width=REPR_WIDTH))
         return out.getvalue().rstrip("\n")
 
     def as_json(self) -> dict[str, Any]:

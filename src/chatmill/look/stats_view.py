@@ -29,9 +29,8 @@ ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 
 def stats_parts(splits: Sequence[SplitStats], accounts: Ledger | None, *, width: int) -> Iterator[RenderableType]:
-    """Yield all tables and plots."""
-    parts = [_split_parts(split, width) for split in splits]
-    parts += [] if accounts is None else [_ledger_parts(accounts, width)]
+    """Yield all tables and plots, for a terminal of `width` columns."""
+    parts = [*(_split_parts(split, width) for split in splits), _ledger_parts(accounts, width)]
     for part in chain.from_iterable(parts):
         yield part
         yield Text()
@@ -111,7 +110,9 @@ def _teacher(coverage: Mapping[str, int]) -> str:
     return f"teacher: {documents}, {targets}, {coverage['k']} entries each, {coverage['bytes']:,} bytes"
 
 
-def _ledger_parts(ledger: Ledger, width: int) -> Iterator[RenderableType]:
+def _ledger_parts(ledger: Ledger | None, width: int) -> Iterator[RenderableType]:
+    if ledger is None:
+        return
     fates = ledger.fates()
     total = max(1, sum(fates.values()))
     lines = Text("ledger of the build: where every token went\n", style="bold")

@@ -189,8 +189,10 @@ def _rows(opened: OpenedSplit, query: Query, request: PageRequest) -> dict[str, 
     first = min(max(request.first or 0, 0), max(matched - 1, 0)) // PAGE * PAGE
     last = min(first + PAGE, matched)
     numbers = np.arange(first, last) if selected is None else selected[first:last]
-    items, decoder = map(opened.split.item, numbers.tolist()), opened.look.decoder
-    rows = [{**_brief(opened, item), "text": opening_text(item, decoder)} for item in items]
+    decoder = opened.look.decoder
+    rows = [
+        {**_brief(opened, number), "text": opening_text(opened.item(number), decoder)} for number in numbers.tolist()
+    ]
     end = max(0, (matched - 1) // PAGE * PAGE)
 
     def to(place: int) -> str | None:
@@ -210,14 +212,18 @@ def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView
     return view_item(opened.item(item.number + step), opened.look.decoder, opened.split.layout.item, policy)
 
 
-def _brief(opened: OpenedSplit, item: Item) -> dict[str, Any]:
+def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
     """Describe an item in lists, besides its text."""
-    trained, ids = opened.trained, item.document_ids or (item.record_id,)
+    split, trained = opened.split, opened.trained
     return {
-        "item": item,
-        "href": opened.url(item.number),
-        "trained": None if trained is None else int(trained[item.number]),
-        "record_id": ", ".join(dict.fromkeys(filter(None, ids))),
+        "number": number,
+        "href": opened.url(number),
+        "tokens": int(split.tokens[number]),
+        "trained": None if trained is None else int(trained[number]),
+        "documents": int(split.documents[number]),
+        "source": None if split.sources is None else split.source_names[int(split.sources[number])],
+        "turns": None if split.turns is None else int(split.turns[number]),
+        "record_id": split.record_id(number),
     }
 
 
@@ -235,7 +241,7 @@ def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> I
             return
         hits += 1
         href = opened.url(result.number, at=result.at, hit=result.tokens) + "#hit"
-        yield {**_brief(opened, opened.split.item(result.number)), "hit": result, "href": href}
+        yield {**_brief(opened, result.number), "hit": result, "href": href}
     yield {"said": f"{counted(hits, 'hit')} in {whole}."}
 
 

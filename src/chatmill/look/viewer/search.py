@@ -80,7 +80,7 @@ def _hits(batch: TokenBatch, decoder: Decoder, needle: bytes, chosen: NDArray[np
 def _bytes(batch: TokenBatch, decoder: Decoder) -> tuple[bytes, Ints]:
     """Join the bytes of a batch; also the offsets of each token's bytes."""
     if decoder.tokenizer.bytes_add_up:
-        return decoder.vocabulary.joined(batch.ids)
+        return decoder.joined_bytes(batch.ids)
     # tokens have no bytes of their own: the text of a document counts as that of its first token
     texts = [decoder.text(part).encode() for part in np.split(batch.ids, batch.offsets[1:-1])]
     lengths = np.zeros(len(batch.ids), dtype=np.int64)
