@@ -73,7 +73,7 @@ def test_same_bins_in_the_same_order_as_the_reference(strategy: Strategy, data: 
     assert sorted(made.order.tolist()) == list(range(len(lengths)))
     assert all(0 < size <= capacity for size in made.bin_lengths(lengths))
     assert made.tokens == sum(lengths)
-    assert (len(made), made.documents) == (made.bins, len(lengths))
+    assert (len(made), len(made.order)) == (made.bins, len(lengths))
     assert made.lower_bound <= made.bins
     assert made.lower_bound >= -(-sum(lengths) // capacity)
     assert made.order.dtype == made.bin_offsets.dtype == np.int64
@@ -197,4 +197,4 @@ def test_what_a_plan_reports() -> None:
     with pytest.raises(IndexError):
         made.bin(3)
     nothing = plan(np.empty(0), 8)
-    assert (nothing.bins, nothing.documents, nothing.tokens, nothing.lower_bound, nothing.fill) == (0, 0, 0, 0, 1.0)
+    assert (nothing.bins, len(nothing.order), nothing.tokens, nothing.lower_bound, nothing.fill) == (0, 0, 0, 0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.words import counted
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
-from chatmill.look.item_view import ItemView, ShownMessage, view_item
+from chatmill.look.item_view import view_item
 from chatmill.look.items import Item
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
@@ -86,23 +86,21 @@ class ShownEpisode:
         return len(self._item)
 
     @property
-    def _head(self) -> str:
-        name = self._place or self.record_id or ""
-        return f"episode {self.index:,} of {self._item.split}" + (
-            f" · {visible(name, mark_newlines=False)}" if name else ""
-        )
-
-    @property
-    def _facts(self) -> str:
-        facts = [f"{len(self):,} tokens", f"{self.trained:,} trained"]
-        return " · ".join(facts + ([f"source {visible(self.source, mark_newlines=False)}"] if self.source else []))
+    def _title(self) -> str:
+        facts = [f"episode {self.index:,} of {self._item.split}", self._place or self.record_id]
+        facts += [
+            f"{len(self):,} tokens",
+            f"{self.trained:,} trained",
+            f"source {self.source}" if self.source else None,
+        ]
+        return visible(" · ".join(filter(None, facts)), mark_newlines=False)
 
     def __repr__(self) -> str:
         """Coloured in a terminal; what is trained has a bar, and control tokens are in «»."""
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         width = width_of(sys.stdout)
         console = plain_console(file=io.StringIO(), width=width, colour=colour)
-        console.print(f"{self._head} · {self._facts}")
+        console.print(self._title)
         for line in document_lines(view_item(self._item, self._decoder, "episode"), width=width):
             console.print(line, soft_wrap=True)
         assert isinstance(console.file, io.StringIO)
@@ -110,20 +108,10 @@ class ShownEpisode:
 
     def _repr_html_(self) -> str:
         view = view_item(self._item, self._decoder, "episode")
-        messages = [
-            (said.label, list(self._pieces(view, said)))
-            for _, _, shown in view.window(0, MOST_TOKENS)
-            for said in shown
-        ]
+        messages = [said for _, _, shown in view.window(0, MOST_TOKENS) for said in shown]
         notes = [f"{len(self) - MOST_TOKENS:,} more tokens"] if len(self) > MOST_TOKENS else []
-        return page_of("notebook.html", title=f"{self._head} · {self._facts}", messages=messages, notes=notes)
-
-    @staticmethod
-    def _pieces(view: ItemView, said: ShownMessage) -> Iterator[tuple[str, bool, bool, str]]:
-        """Text, whether it is trained, whether it is a control token, and what it is."""
-        for run in said.runs:
-            for control, text in view.parts(run):
-                yield visible(text), run.trained, control, view.title(run)
+        shown = {"view": view, "messages": messages, "visible": visible}
+        return page_of("notebook.html", title=self._title, notes=notes, **shown)
 
 
 class Summary:

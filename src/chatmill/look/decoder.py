@@ -54,7 +54,8 @@ class Decoder:
 
     def has(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Mark the ids that the vocabulary has."""
-        return self._table[0][np.minimum(ids, self.tokenizer.vocab_size)]
+        known: NDArray[np.bool_] = self._table[0][np.minimum(ids, self.tokenizer.vocab_size)]
+        return known
 
     def joined_bytes(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
         """Join the bytes of all ids, none for ids outside the vocabulary; also the offsets of each id's bytes."""

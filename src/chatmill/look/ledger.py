@@ -91,8 +91,8 @@ def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
         is_field = note.startswith(UNUSED)
         if count and note not in QUIET_NOTES and (fields or not is_field):
             words = NOTES.get(note, note.replace("_", " "))
-            if note in LOST and len(ledger.by_source()) > 1:
-                words += f" ({', '.join(_by_source(ledger, note))})"
+            if note in LOST and len(named := _by_source(ledger, note)) > 1:
+                words += f" ({', '.join(named)})"
             listed.append(Loss(words, count, is_warning=note in WARNINGS))
     return listed
 

@@ -54,11 +54,6 @@ class Plan:
         return len(self.bin_offsets) - 1
 
     @property
-    def documents(self) -> int:
-        """How many documents there are."""
-        return len(self.order)
-
-    @property
     def fill(self) -> float:
         """Tokens over room, 0..1; a plan without bins wastes nothing and is 1."""
         return self.tokens / (self.bins * self.capacity) if self.bins else 1.0
