@@ -87,7 +87,7 @@ PAGES = {
     "records.md": Page(3, 0, (), "[len(talk.messages) for talk in conversations] == [2]", _talk),
     "packing.md": Page(2, 0, ("1 1 0.8\n", "[0, 2, 1]\n", "[0 0] [0 1] 19\n")),
     "systems/token-native-sft.md": Page(2, 0, (), "first.tolist() == ids and loss_mask.sum() == 2", _sum),
-    "systems/post-training-stream.md": Page(2, 0, ("(3, 16) 6\n{'records': 2, 'blocks': 3,",)),
+    "systems/post-training-stream.md": Page(2, 0, ("(3, 16) 6\nStreamReport(records=2, blocks=3,",)),
     "commands/transcripts.md": Page(1),
     "commands/synth-harmony.md": Page(1, 0, (), "result.rows == 1", _synth_rows),
 }
