@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 from tools.mutants import chosen, controls, mutants_of
 
@@ -36,7 +39,9 @@ def near(a: int, b: int = 4) -> bool:
         assert ast.dump(ast.parse(one.applied(source))) != ast.dump(ast.parse(source))
 
 
-def test_mutants_are_chosen_by_the_seed_and_controls_change_nothing() -> None:
+def test_mutants_are_chosen_by_the_seed_and_controls_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = cache(lambda *given: [*mutants_of(*given)])  # all files are read for each seed
+    monkeypatch.setattr("tools.mutants.mutants_of", once)
     mutants = chosen(ROOT, 70, seed=1)
     assert mutants == chosen(ROOT, 70, seed=1) != chosen(ROOT, 70, seed=2)
     for mutant, control in zip(mutants, controls(ROOT, mutants), strict=True):

@@ -68,7 +68,7 @@ def conversations(name: str, count: int, seed: int) -> list[list[dict[str, Any]]
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.slow)])
 def test_ids_are_those_of_the_processor(name: str, count: int, pictures: Path, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", name)
     processor, template = processor_of(folder, name), template_of(folder, pictures)
