@@ -105,7 +105,7 @@ class QuickPlans:
         if self._left > FEW + self._written or view.options or view.is_of_harmony:
             return None
         view.check_arguments()
-        roles, speaking = view.columns()
+        roles, speaking = view.role_codes, view.trained
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes, with_apart=renderer.needs_apart)
         replayed = renderer.known(view, requests, rows, Looks(renderer, view))

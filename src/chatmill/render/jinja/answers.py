@@ -6,7 +6,7 @@ What they find depends on these outputs and on a few questions about texts, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -72,8 +72,7 @@ class Answers:
 
     def _render(self, known: tuple[Renderings, FoundAnswers] | None) -> None:
         """Make all renderings that answers are found by."""
-        is_trained, renderer = self.view.is_trained, self.renderer
-        speaking = [i for i in self.speaking() if is_trained[i]]
+        renderer, speaking = self.renderer, self.view.trained
         self._probes: dict[int, list[int]] = {}
         """What may follow an answer, by its message."""
         probes = probe(self.view, speaking) if renderer.needs_next else None
@@ -157,10 +156,6 @@ class Answers:
         if isinstance(outputs, Refusal):
             raise self.renderer.refused(outputs)
         return outputs
-
-    def speaking(self) -> Iterator[int]:
-        """Yield the assistant messages."""
-        return (i for i, role in enumerate(self.view.roles) if role is RoleCode.ASSISTANT)
 
     def answer(self, index: int, longer: list[Output] | None = None) -> Answer[Cursor]:
         """Return the answer of an assistant message, and where it is in A(index) or in a longer rendering."""

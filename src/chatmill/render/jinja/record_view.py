@@ -107,17 +107,22 @@ class RecordView:
         return batch, index, slice(*batch.offsets[index : index + 2].tolist())
 
     @cached_property
-    def roles(self) -> list[RoleCode]:
+    def role_codes(self) -> NDArray[np.uint8]:
         """Of the messages."""
         batch, _, places = self._columns()
-        return [_ROLE_CODES[code] for code in batch.messages.roles[places].tolist()]
+        return np.ascontiguousarray(batch.messages.roles[places])
 
     @cached_property
-    def is_trained(self) -> list[bool]:
-        """For each message whether the record wants it to be, if it is an answer."""
+    def roles(self) -> list[RoleCode]:
+        """The same as a list."""
+        return [_ROLE_CODES[code] for code in self.role_codes.tolist()]
+
+    @cached_property
+    def trained(self) -> list[int]:
+        """The answers, but those that the record wants untrained."""
         batch, _, places = self._columns()
-        trained: list[bool] = (batch.messages.weights[places] != 0).tolist()
-        return trained
+        is_trained = (self.role_codes == RoleCode.ASSISTANT) & (batch.messages.weights[places] != 0)
+        return np.flatnonzero(is_trained).tolist()
 
     @cached_property
     def is_plain(self) -> bool:
@@ -143,13 +148,6 @@ class RecordView:
         """Whether a message has something that only the Harmony format has."""
         batch, _, places = self._columns()
         return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(places)
-
-    def columns(self) -> tuple[NDArray[np.uint8], list[int]]:
-        """The roles of the messages, and which are answers that are trained."""
-        batch, _, places = self._columns()
-        roles = np.ascontiguousarray(batch.messages.roles[places])
-        is_answer = (roles == RoleCode.ASSISTANT) & (batch.messages.weights[places] != 0)
-        return roles, np.flatnonzero(is_answer).tolist()
 
     @property
     def options(self) -> Mapping[str, Any]:

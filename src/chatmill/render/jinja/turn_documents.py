@@ -130,7 +130,7 @@ class DocumentWriter:
         """Return the documents; a `RecordError` where an answer cannot be proved."""
         answers, given = self._answers, self._given
         whole, last = answers.whole(), len(self._roles) - 1
-        indices = [i for i in answers.speaking() if answers.view.is_trained[i]]
+        indices = answers.view.trained
         if given.last_turn_only:
             user = max((k for k, role in enumerate(self._roles) if role is RoleCode.USER), default=-1)
             indices = [i for i in indices if i > user]
