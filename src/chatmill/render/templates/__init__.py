@@ -1,1 +1,1 @@
-"""The bundled templates, one file each: Jinja, or a Python module with a class named `TEMPLATE`."""
+"""The bundled templates, one Jinja file each."""
