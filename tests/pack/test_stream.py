@@ -147,7 +147,7 @@ def test_example_one_the_record_ends_where_a_block_is_full_before_its_end_marker
     assert packed.input_ids.tolist() == [[10, 101, 13, 11, 201], [10, 101, 13, 11, 202]]
     assert not packed.loss_mask.any()
     assert (packed.lost_at_edges, pack([[11, 2, 13]], 5).lost_at_edges) == (1.0, 0.0)
-    assert packed.report._asdict() == {
+    assert dict(packed.report) == {
         "records": 1,
         "blocks": 2,
         "injected": 4,
@@ -220,7 +220,7 @@ def test_example_two_the_end_marker_still_lies_inside() -> None:
 def test_packing_by_hand(raw: list[list[int]], size: int, blocks: list[list[int]]) -> None:
     packed = pack(raw, size)
     assert packed.input_ids.tolist() == blocks
-    assert slow_pack(raw, size, drop_last=False) == (blocks, packed.report._asdict())
+    assert slow_pack(raw, size, drop_last=False) == (blocks, dict(packed.report))
 
 
 def test_bad_arguments() -> None:
@@ -239,7 +239,7 @@ def test_packer_equals_the_slow_one(raw: list[list[int]], block_size: int, drop_
     packed = pack(raw, block_size, drop_last)
     blocks, report = slow_pack(raw, block_size, drop_last)
     assert packed.input_ids.tolist() == blocks
-    assert packed.report._asdict() == report
+    assert dict(packed.report) == report
     assert packed.loss_mask.tolist() == [slow_mask(block) for block in blocks]
     # Where each token comes from: the stream in order, what was injected, and padding.
     stream = np.array([token for record in with_eos(raw) for token in record], dtype=np.int64)

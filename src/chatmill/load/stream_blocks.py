@@ -115,7 +115,7 @@ class StreamBlockLoader(BatchLoader):
         """What packing left out: the counts of its report, and the assistant's tokens that block edges lost."""
         packed = self._packed
         return {
-            **packed.report._asdict(),
+            **packed.report,
             "blocks_skipped": self.skipped,
             "assistant_tokens": packed.assistant_tokens,
             "trained_tokens": packed.trained_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ from chatmill.errors import ConfigError, DataError
 _SYSTEM, _USER, _ASSISTANT, _END, _EOS = range(5)
 
 
-class StreamReport(NamedTuple):
-    """What packing a stream did, as counts."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamReport(Mapping[str, int]):
+    """What packing a stream did, as counts; read as attributes or as a mapping of names to counts."""
 
     records: int
     """Records in the stream, after those with an eos inside were cut into one per eos."""
@@ -38,6 +39,17 @@ class StreamReport(NamedTuple):
     """Records whose rest was not packed: a user span did not end within the block it was carried into."""
     system_not_injected: int
     """Blocks that got the user marker alone, because the system span would have left no room."""
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.__slots__:
+            raise KeyError(name)
+        return int(getattr(self, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__slots__)
+
+    def __len__(self) -> int:
+        return len(self.__slots__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
