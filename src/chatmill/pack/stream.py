@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,15 +41,15 @@ class StreamReport(Mapping[str, int]):
     """Blocks that got the user marker alone, because the system span would have left no room."""
 
     def __getitem__(self, name: str) -> int:
-        if name not in self.__slots__:
+        if name not in tuple(self):
             raise KeyError(name)
         return int(getattr(self, name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.__slots__)
+        return (field.name for field in fields(self))
 
     def __len__(self) -> int:
-        return len(self.__slots__)
+        return len(fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

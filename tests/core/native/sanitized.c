@@ -356,6 +356,14 @@ static int64_t replay(const uint8_t *data, int64_t size)
         const output *outputs;
         chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
         for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
+        static int64_t state[MAX_SPACES * MAX_NAMES * (4 + MAX_NUMBERS)];
+        int64_t of_turns[4], spaces;
+        for (int64_t limit = 0; limit <= messages; limit++) {
+            const rendering one = {.count = messages, .probe = NO_PROBE};
+            if (chatmill_replay_turns(r, 0, classes, messages, &one, data[11] & 1, limit, of_turns, &outputs) > limit) abort();
+            chatmill_state(r, state, &spaces);
+        }
+        chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
         if (messages > 1 && made[messages].ended == KNOWN) {
             answer *found = room(messages, sizeof *found);
             int64_t count_found = 0, shown[4];

@@ -18,6 +18,7 @@ from chatmill.core.gc_pause import without_collector
 from chatmill.errors import ConfigError, RecordError
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
+from chatmill.render.jinja.turn_run import TurnRun
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.plan_store import ENTRIES_OF_KEY
 from chatmill.render.render import render
@@ -116,6 +117,36 @@ def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() 
     for (upto, _, _), outputs in zip(requests, written, strict=True):
         assert not isinstance(outputs, Refusal)
         assert renderer.segments.window(outputs, 0, view).rendering.text == renderer.plain(view, upto, False)
+
+
+def test_turns_that_are_known_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither if the tools are new, nor if one turn of many is; state is handed over in both directions."""
+    source = (
+        "{% set ns = namespace(last='', at=0) %}{% if tools %}{% for key in tools[0].function.parameters %}"
+        "{{ key }}{% endfor %}{% endif %}{% for m in messages %}[{{ m.role }}]{% if m.role == 'tool' %}{{ ns.last }}"
+        "{% endif %}{% if m.role == 'user' %}{% set ns.at = loop.index0 %}{% endif %}"
+        "{{ m.content }}{{ 'late' if loop.index0 > ns.at + 1 }}{% set ns.last = m.content %}{% endfor %}"
+        "{{ ns.last }}{{ 'long' if ns.at > 3 }}"
+    )
+    template = bind_bytes("known turns", source)
+    renderer = template._renderer({})
+    roles, ran = (Role.USER, Role.ASSISTANT, Role.TOOL, Role.TOOL), list[int]()
+
+    def chat(count: int, keys: int, other: int = -1) -> RecordView:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {f"k{n}": n for n in range(keys)}}}
+        messages = [Message(Role.SYSTEM if k == other else roles[k % 4], f"text {k}") for k in range(count)]
+        return RecordView(Conversation(tuple(messages), tools=(tool,)), template.form)
+
+    learned = TurnRun._learned
+    monkeypatch.setattr(TurnRun, "_learned", lambda *given: (ran.append(1), learned(*given))[1])
+    for view, most in ((chat(8, 1), 9), (chat(40, 2), 1), (chat(60, 2, other=30), 3), (chat(60, 3, other=20), 3)):
+        ran.clear()
+        count = len(view.roles)
+        written = renderer.render(view, count, False)
+        assert not isinstance(written, Refusal)
+        assert written.text == renderer.plain(view, count, False)
+        assert 0 < len(ran) <= most
+    assert renderer.is_followed
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"])

@@ -13,7 +13,7 @@ enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                       
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
 enum { NO_CHILD = INT32_MIN };
-enum { NO_PROBE = -1, APART = -2 };
+enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1 };
 enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
@@ -238,6 +238,8 @@ typedef struct {
     steps *open;    /* of the outermost loop that runs */
     int32_t step, is_bound; /* the step that runs, and whether it cannot be taken again */
     uint8_t is_changed[MAX_SPACES][MAX_NAMES]; /* by the outermost loop that runs */
+    /* of a rendering that ends in a loop of the root: which one, how many turns at most, and what was found of them */
+    int64_t watched, limit, turns, begin, is_over;
 } replayer;
 
 EXPORT void *chatmill_replayer(asked_function ask, int64_t absent, int64_t missing)
@@ -644,8 +646,8 @@ done:
     s->quiet_from = from;
 }
 
-/* All turns of a loop; what they write is at the end of the outputs. */
-static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *outer_registers)
+/* All turns of a loop, or those of a watched one that are known; what they write is at the end of the outputs. */
+static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *outer_registers, int is_watched)
 {
     const loop l = ITEM(loop, r->loops, number);
     int64_t registers[MAX_REGISTERS];
@@ -675,7 +677,7 @@ static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *o
     }
     const int32_t spaces = r->space_count;
     const int64_t table = l.moves ? 0 : cached(r, &r->tables, ASK_TABLE, number, spaces, 0);
-    steps *s = r->depth == 1 && !l.moves ? &ITEM(steps, r->taken, number) : NULL;
+    steps *s = r->depth == 1 && !l.moves && !is_watched ? &ITEM(steps, r->taken, number) : NULL;
     int64_t i = 0;
     if (s) {
         const int is_same = s->serial == r->serial && s->spaces == spaces && s->start == start;
@@ -689,7 +691,8 @@ static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *o
         if (i < 0) i = size; /* it ended early */
     }
     int ended = KNOWN, breaks = 0;
-    for (; i < size && ended == KNOWN && !breaks; i++) {
+    const int64_t last = is_watched && r->limit < size ? r->limit : size;
+    for (; i < last && ended == KNOWN && !breaks; i++) {
         const int64_t own = l.is_reversed ? first - i : first + i;
         if (s && s->is_back && own <= s->quiet_from && is_quiet(r, s, registers)) break;
         int64_t turns = l.moves ? cached(r, &r->tables, ASK_TABLE, number, spaces, outer - own) : table, shape = 0;
@@ -707,6 +710,10 @@ static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *o
     }
     if (s && s->is_back && s->is_open && ended == KNOWN && !breaks) keep_quiet(s, first, i, i == size);
     if (s) r->open = NULL;
+    if (is_watched) {
+        r->turns = i - (ended != KNOWN);
+        r->is_over = ended == KNOWN && (breaks || i == size);
+    }
     return ended;
 }
 
@@ -831,7 +838,13 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
             }
             const int32_t spaces = r->space_count;
             if (r->depth > 1) r->is_bound = 1;
-            const int looped = run_loop(r, n.a, own, registers);
+            const int is_watched = r->depth == 1 && hole_count == r->watched;
+            const int looped = run_loop(r, n.a, own, registers, is_watched);
+            if (is_watched) {
+                r->begin = holes[hole_count];
+                ended = UNKNOWN;
+                break;
+            }
             if (looped == UNKNOWN || looped == FAILED) ended = looped;
             reply = looped == REFUSED;
             if (looped == REFUSED) r->space_count = spaces;
@@ -948,6 +961,7 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     r->is_keyed = 1;
     r->serial++;
     r->record = record;
+    r->watched = NO_LOOP;
     for (int64_t i = 0; i < count; i++) {
         rendering *one = &renderings[i];
         r->count = one->count;
@@ -973,6 +987,53 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     r->probe = NO_PROBE;
     *outputs = all;
     return r->is_keyed;
+}
+
+/* How many turns of one of the root's loops are known, up to a limit; -1 where what comes before it is not. `found` has
+ * whether the loop is over after them, whether all leaves are keyed, and where their outputs are among those of
+ * `*outputs`: the first, and how many. The state is that before the next turn only where no turn was new. */
+EXPORT int64_t chatmill_replay_turns(replayer *r, int64_t record, const int32_t *classes, int64_t messages,
+                                     const rendering *one, int64_t watched, int64_t limit, int64_t *found,
+                                     const output **outputs)
+{
+    r->classes = classes;
+    r->messages = messages;
+    r->record = record;
+    r->serial++;
+    r->outputs.count = r->space_count = r->depth = 0;
+    r->is_keyed = 1;
+    r->open = NULL;
+    r->count = one->count;
+    r->probe = NO_PROBE;
+    r->watched = watched;
+    r->limit = limit;
+    r->turns = -1;
+    r->begin = r->is_over = 0;
+    int breaks = 0;
+    walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
+    r->watched = NO_LOOP;
+    const int64_t of_turns[] = {r->is_over, r->is_keyed, r->begin, r->outputs.count - r->begin};
+    memcpy(found, of_turns, sizeof of_turns);
+    *outputs = r->outputs.data;
+    return r->turns;
+}
+
+/* The values in namespaces after `chatmill_replay_turns`: the namespace, the name, the recipe, who made it, and its
+ * numbers. Returns how many there are; `found` has the number of namespaces. */
+EXPORT int64_t chatmill_state(const replayer *r, int64_t *rows, int64_t *found)
+{
+    int64_t count = 0;
+    for (int32_t space = 0; space < r->space_count; space++) {
+        for (int32_t name = 0; name < MAX_NAMES; name++) {
+            const value *v = &r->spaces[space][name];
+            if (v->recipe < 0) continue;
+            int64_t *row = rows + (4 + MAX_NUMBERS) * count++;
+            row[0] = space, row[1] = name, row[2] = v->recipe, row[3] = v->own;
+            memcpy(row + 4, v->numbers, sizeof v->numbers);
+        }
+    }
+    *found = r->space_count;
+    return count;
 }
 
 /* ---- what answers are found by */

@@ -21,6 +21,8 @@ MAX_NAMES = 32
 """Of values in namespaces."""
 MAX_NUMBERS = 6
 """In one value."""
+MAX_SPACES = 32
+"""Namespaces."""
 _FAR = 1 << 31
 
 
@@ -175,6 +177,30 @@ def known_conversation(renderings: Renderings, answers: FoundAnswers, roles: NDA
     return struct(*arrays, renderings.messages, len(renderings.table), len(answers.table))
 
 
+class StateValue(NamedTuple):
+    """A value in a namespace."""
+
+    space: int
+    name: int
+    recipe: int
+    own: int
+    """The message of the turn that made it."""
+    numbers: list[int]
+
+
+class KnownTurns(NamedTuple):
+    """The first turns of a loop of the root, in which nothing is new."""
+
+    turns: int
+    is_over: bool
+    """Whether the loop ends after them."""
+    is_keyed: bool
+    outputs: list[tuple[int, int]]
+    spaces: int
+    """How many namespaces there are after them."""
+    state: list[StateValue]
+
+
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
 
 
@@ -273,6 +299,29 @@ class Replayer:
         self._raise()
         flat = memory(int(self._outputs[0]), 2 * int(table[-1, 6]), np.int32)
         return Renderings(table, flat, bool(is_keyed), classes, messages)
+
+    def turns(
+        self, record: int, classes: NDArray[np.int32], messages: int, request: Sequence[int], loop: int
+    ) -> KnownTurns | None:
+        """The turns that are known of a loop of the root; None where what comes before it is not known.
+
+        A request is the root's table, a reply, and the number of messages.
+        """
+        one, found, outputs = _numbers([*request, -1, 0, 0, 0, 0])[0], np.zeros(4, dtype=np.int64), struct(None)
+        given = (self.handle, record, classes, messages, one, loop)
+        count = call("chatmill_replay_turns", *given, _FAR, found, outputs)
+        if count >= 0 and not found[0]:  # again, without the turn that is new: it has left something behind
+            count = call("chatmill_replay_turns", *given, count, found, outputs)
+        self._raise()
+        if count < 0:
+            return None
+        is_over, is_keyed, first, size = found.tolist()
+        flat = memory(int(outputs[0]) + 8 * first, 2 * size, np.int32).tolist()
+        rows, spaces = np.empty((MAX_SPACES * MAX_NAMES, 4 + MAX_NUMBERS), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        listed = rows[: call("chatmill_state", self.handle, rows, spaces)].tolist()
+        state = [StateValue(row[0], row[1], row[2], row[3], row[4:]) for row in listed]
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        return KnownTurns(count, bool(is_over), bool(is_keyed), pairs, int(spaces[0]), state)
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
         """Find what tells answers apart, as `renderings_of` lists them, in the latest renderings."""

@@ -93,7 +93,7 @@ class Renderer:
         """Whether the stop of an answer was found in what the template writes for a next message."""
         self.needs_apart = False
         """Whether an answer was found after P(i) where A(i) has it after another prompt."""
-        self.tries = Replay(self._is_keyed, reads_prompt=self._reads_prompt)
+        self.tries = Replay(self._is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
 

@@ -21,11 +21,12 @@ from chatmill.core.native.replayer import (
     By,
     Does,
     FoundAnswers,
+    KnownTurns,
     Renderings,
     Replayer,
 )
 from chatmill.render.jinja.expressions import COMPARISONS, Question
-from chatmill.render.jinja.kept_values import ABSENT, Recipe, forms_of, moves, seen
+from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, forms_of, moves, seen
 from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.questions import OF_MESSAGES, at_own, paths_of, shifted_question
 from chatmill.render.jinja.record_view import RecordView
@@ -62,14 +63,15 @@ class Replay:
     def __init__(
         self,
         is_keyed: Callable[[list[Question]], bool],
+        classes: Callable[[RecordView], Classes | None],
         *,
         reads_prompt: bool,
     ) -> None:
         """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key.
 
-        `reads_prompt`: a generation prompt may be written.
+        `classes` gives those of messages. `reads_prompt`: a generation prompt may be written.
         """
-        self.is_keyed, self._reads_prompt = is_keyed, reads_prompt
+        self.is_keyed, self._classes, self._reads_prompt = is_keyed, classes, reads_prompt
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
         self.segments = Segments()
@@ -115,8 +117,8 @@ class Replay:
             table = self.tables[key] = Table(number, is_root=key == "root")
         return table
 
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
-        """Add a way, and return its leaf; it must agree with those that are there."""
+    def _way(self, table: Table, key: Any, trace: Sequence[tuple[Question, Any]]) -> tuple[Table | Node, Any]:
+        """Add a way, and return its last node and reply; it must agree with those that are there."""
         parent: Table | Node = table
         children: dict[Any, Node | Leaf | Look] = table
         reply = key
@@ -127,6 +129,12 @@ class Replay:
             elif not isinstance(node, Node) or node.question != question:
                 raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
             parent, children, reply = node, node.children, said
+        return parent, reply
+
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+        """Add a way, and return its leaf; it must agree with those that are there."""
+        parent, reply = self._way(table, key, trace)
+        children = parent if isinstance(parent, Table) else parent.children
         child = children.get(reply)
         if isinstance(child, type(leaf)) and child[:-1] == leaf[:-1]:
             return child
@@ -320,6 +328,27 @@ class Replay:
         if view.given != self._given:
             self._given = view.given
             self._record += 1
+
+    def known_turns(
+        self, run: Replies, key: Any, trace: Sequence[tuple[Question, Any]], loop: int
+    ) -> KnownTurns | None:
+        """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop."""
+        view, table = run.view, self.table("root")
+        self._way(table, key, trace)
+        classes = self._classes(view)
+        if classes is None:
+            return None
+        self._begin(view, classes)
+        request = (table.number, self._id(key), run.count)
+        return self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
+
+    def state_after(self, turns: KnownTurns) -> list[dict[str, Kept]]:
+        """Return what namespaces hold after known turns."""
+        names, spaces = list(self._names), [dict[str, Kept]() for _ in range(turns.spaces)]
+        for space, name, number, own, numbers in turns.state:
+            recipe = self._recipes[number]
+            spaces[space][names[name]] = Kept(recipe, own, tuple(numbers[: len(forms_of(recipe))]))
+        return spaces
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""

@@ -2,7 +2,8 @@
 
 Turns run on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through
 a decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
-that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs.
+that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs, and of the loops
+around everything only the turns that are new.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import Expression, evaluate
+from chatmill.render.jinja.expressions import Expression, Question, evaluate
 from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, kept, moves, parts_of, recipe_of, seen
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import OWN, Form, Position, added, base_form, handed
@@ -112,7 +113,7 @@ class TurnRun(Replies):
         outer.holes.append([])
         hole = len(outer.holes) - 1
         try:
-            self._run_turns(loop, body, values, outer.holes[hole])
+            self._run_turns(loop, body, values, question)
         except (*FAILURES, Unfollowed):
             outer.trace.append((question, REFUSED))
             raise
@@ -120,10 +121,24 @@ class TurnRun(Replies):
         outer.live.clear()  # the loop may have changed what namespaces hold: it is read again
         return made_of("", (HOLE, hole), self)
 
-    def _run_turns(self, loop: Loop, body: Body, values: tuple[Any, ...], written: list[Output]) -> None:
-        """Run the turns of a loop; `values` are what its body is handed."""
+    def _run_turns(self, loop: Loop, body: Body, values: tuple[Any, ...], question: Question) -> None:
+        """Run the turns of a loop; of the root's loops those that are new, and one after each.
+
+        `values` are what the loop's body is handed.
+        """
         outer, spaces = self.turn, len(self.spaces)
-        for number, own in enumerate(loop.positions):
+        written, before = outer.holes[-1], [*outer.trace, (question, ())]
+        number, is_new, is_asked = 0, False, outer.outer is None
+        while number < len(loop.positions):
+            is_skipping = is_asked and not is_new
+            turns = self.tries.known_turns(self, self.key, before, len(outer.holes) - 1) if is_skipping else None
+            if turns is not None and turns.turns > number:
+                number, written[:] = turns.turns, turns.outputs
+                self.spaces[:] = self.tries.state_after(turns)
+                self.view.is_keyed = self.view.is_keyed and turns.is_keyed
+                if turns.is_over:
+                    break
+            own, size = loop.positions[number], self.tries.size
             turn = self.turn = Turn(self, own, outer, loop.is_message)
 
             def write(turn: Turn = turn, number: int = number) -> str:
@@ -142,6 +157,8 @@ class TurnRun(Replies):
             del self.spaces[spaces:]
             if turn.breaks:
                 break
+            number, is_new = number + 1, self.tries.size > size
+            is_asked = is_asked and (is_new or not is_skipping)  # else compiled code does not know what is known
 
     def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
         """Run a turn by the template's code, remember it, and return what it wrote."""
@@ -185,6 +202,7 @@ class TurnRun(Replies):
     def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
         """Run the template, and remember all turns."""
         turn = self.turn = Turn(self, ROOT, None, False)
+        self.key = key
         try:
             return self._learned(self.tries.table("root"), key, turn, code)
         finally:
