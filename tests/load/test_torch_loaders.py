@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,30 @@ def test_a_loader_is_pickled_as_spawned_workers_need_it(directory: Path) -> None
     made = make(directory, "episodes")
     copy = pickle.loads(pickle.dumps(made))
     assert all(same(copy.get_batch(), made.get_batch()) for _ in range(3))
+
+
+def test_threads_do_not_disturb_each_other(directory: Path) -> None:
+    """A batch that another thread asks for waits, also where rows are laid slowly."""
+    made, steps, expected = make(directory, "episodes"), [], []
+    for _ in range(2):
+        expected.append(made.get_batch())
+        steps.append(made.last_step())
+    rows = made.rows("train")
+    lay, started = rows.lay, threading.Barrier(2)
+
+    def slowly(*arguments: Any) -> Any:
+        laid = lay(*arguments)
+        time.sleep(0.05)
+        return laid
+
+    def asked(number: int) -> Any:
+        started.wait()
+        return made.batch_of(steps[number])
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(rows, "lay", slowly)
+        batches = list(threads.map(asked, range(2)))
+    assert all(map(same, batches, expected))
 
 
 def test_packed_batches_keep_their_boundaries_with_a_collate_fn(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ class BatchLoader:
         """The step that was delivered last, by split."""
         self._worker: tuple[int, int] | None = None
         self._buffers: dict[str, RowBuffer] = {}
+        self._lock = threading.RLock()
+        """A buffer holds one batch at a time."""
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
@@ -122,18 +125,19 @@ class BatchLoader:
 
         Log-probabilities and what a teacher says follow the mask, or are in the packed batch.
         """
-        if split not in self._buffers:
-            self._buffers[split] = self._new_buffer(split)
-        buffer, rows = self._buffers[split], self._rows[split]
-        buffer.clear()
-        laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
-        tensors = buffer.tensors(len(step.rows))
-        if not self.config.pack:
-            return (*tensors, *laid.extra.values())
-        if rows.ignores_untrained:
-            tensors[1][tensors[2] == 0] = IGNORE_INDEX
-        starts, tokens = buffer.document_starts(laid, rows.most_documents)
-        return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens), laid.extra)
+        with self._lock:
+            if split not in self._buffers:
+                self._buffers[split] = self._new_buffer(split)
+            buffer, rows = self._buffers[split], self._rows[split]
+            buffer.clear()
+            laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
+            tensors = buffer.tensors(len(step.rows))
+            if not self.config.pack:
+                return (*tensors, *laid.extra.values())
+            if rows.ignores_untrained:
+                tensors[1][tensors[2] == 0] = IGNORE_INDEX
+            starts, tokens = buffer.document_starts(laid, rows.most_documents)
+            return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens), laid.extra)
 
     def _new_buffer(self, split: str) -> RowBuffer:
         rows = self._rows[split]
@@ -247,7 +251,7 @@ class BatchLoader:
 
         A forked process cannot use CUDA, which pinned memory would.
         """
-        self._pin, self._buffers = False, {}
+        self._pin, self._buffers, self._lock = False, {}, threading.RLock()
         if self._worker is None:
             self._worker = worker
             self._skip(worker[0])
@@ -325,8 +329,12 @@ class BatchLoader:
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process makes its own buffers."""
-        return {**self.__dict__, "_buffers": {}}
+        """Another process has buffers and a lock of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_buffers", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._buffers, self._lock = {}, threading.RLock()
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:
