@@ -1,4 +1,4 @@
-"""Conversations written as letters, one for each message, and what overflow makes of them."""
+"""Batches from runs, conversations written as letters, one for each message, and what overflow makes of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,28 @@ from chatmill.core.kinds import PICTURE, Part, RoleCode, kind, role_of
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 
-S, D, U, A, T = RoleCode.SYSTEM, RoleCode.DEVELOPER, RoleCode.USER, RoleCode.ASSISTANT, RoleCode.TOOL
-LETTERS = {"s": S, "d": D, "u": U, "a": A, "t": T, "x": RoleCode.NONE, "c": A, "p": U}
+LETTERS = dict(zip("xsduat", RoleCode, strict=False)) | {"c": RoleCode.ASSISTANT, "p": RoleCode.USER}
 """`c` is an assistant message that calls a tool, `p` a user message with a picture; `x` are tokens of no message."""
+Run = tuple[int, int, int]
+"""Kind, number of tokens, and message (-1: of none)."""
+
+
+def tokens_of(documents: list[list[Run]], messages: list[int]) -> Tokens:
+    """Token ids count from 0 over the whole batch, so that every token can be recognised."""
+    runs = np.array([run for document in documents for run in document], dtype=np.int64).reshape(-1, 3)
+    run_offsets = offsets_of(runs[:, 1])
+    document_runs = offsets_of(np.array([len(document) for document in documents], dtype=np.int64))
+    message_offsets = offsets_of(np.array(messages, dtype=np.int64))
+    return Tokens(
+        ids=np.arange(run_offsets[-1], dtype=np.int32),
+        offsets=run_offsets[document_runs],
+        run_offsets=run_offsets,
+        run_kinds=runs[:, 0].astype(np.uint8),
+        run_messages=runs[:, 2].astype(np.int32),
+        document_runs=document_runs,
+        message_offsets=message_offsets,
+        message_weights=np.arange(message_offsets[-1], dtype=np.float32),
+    )
 
 
 @dataclass(frozen=True)
@@ -23,6 +42,15 @@ class Chat:
     messages: list[tuple[str, int]]
     bos: bool = False
     eod: bool = False
+
+    def runs(self) -> list[Run]:
+        border = (kind(RoleCode.NONE, Part.DOCUMENT), 1, -1)
+        said = [
+            (code, size, -1 if letter == "x" else index)
+            for index, (letter, total) in enumerate(self.messages)
+            for code, size in runs_of(letter, total)
+        ]
+        return [border] * self.bos + said + [border] * self.eod
 
 
 def runs_of(letter: str, size: int) -> list[tuple[int, int]]:
@@ -38,40 +66,13 @@ def runs_of(letter: str, size: int) -> list[tuple[int, int]]:
 
 
 def batch(chats: list[Chat]) -> Tokens:
-    """Token ids count from 0 over the whole batch, so that every token can be recognised."""
-    kinds: list[int] = []
-    sizes: list[int] = []
-    messages: list[int] = []
-    counts: list[int] = []
-    for chat in chats:
-        runs = [(kind(RoleCode.NONE, Part.DOCUMENT), 1, -1)] if chat.bos else []
-        for index, (letter, size) in enumerate(chat.messages):
-            message = -1 if letter == "x" else index
-            runs += [(code, n, message) for code, n in runs_of(letter, size)]
-        runs += [(kind(RoleCode.NONE, Part.DOCUMENT), 1, -1)] if chat.eod else []
-        kinds += [k for k, _, _ in runs]
-        sizes += [n for _, n, _ in runs]
-        messages += [m for _, _, m in runs]
-        counts.append(len(runs))
-    document_runs = offsets_of(np.array(counts, dtype=np.int64))
-    run_offsets = offsets_of(np.array(sizes, dtype=np.int64))
-    message_counts = np.array([len(chat.messages) for chat in chats], dtype=np.int64)
-    return Tokens(
-        ids=np.arange(run_offsets[-1], dtype=np.int32),
-        offsets=run_offsets[document_runs],
-        run_offsets=run_offsets,
-        run_kinds=np.array(kinds, dtype=np.uint8),
-        run_messages=np.array(messages, dtype=np.int32),
-        document_runs=document_runs,
-        message_offsets=offsets_of(message_counts),
-        message_weights=np.arange(message_counts.sum(), dtype=np.float32),
-    )
+    return tokens_of([chat.runs() for chat in chats], [len(chat.messages) for chat in chats])
 
 
 def assistant_weights(tokens: Tokens) -> np.ndarray:
     """Everything an assistant writes but its header, with weights that differ from run to run."""
     roles, parts = tokens.run_kinds // 8, tokens.run_kinds % 8
-    trained = (roles == A) & (parts != Part.HEADER)
+    trained = (roles == RoleCode.ASSISTANT) & (parts != Part.HEADER)
     return np.where(trained, 0.5 + np.arange(len(roles)) % 3, 0).astype(np.float32)
 
 
@@ -128,26 +129,24 @@ def check(tokens: Tokens, weights: np.ndarray, capacity: int, result: OverflowRe
     assert (np.bincount(result.source_runs, minlength=len(fits))[fits] == 1).all()
 
 
-def spelled(tokens: Tokens, result: OverflowResult) -> list[str]:
+def spelled(result: OverflowResult) -> list[str]:
     """Each episode as messages in letters with sizes; upper case where anything in it is trained."""
-    episodes = []
-    for index, source in enumerate(result.source_index.tolist()):
-        part = result.tokens.conversation(index)
-        a, b = result.tokens.document_runs[index : index + 2]
-        weights = part.per_token(result.run_weights[a:b])
-        sizes: dict[int, int] = {}
-        trained: set[int] = set()
-        letters: dict[int, str] = {}
-        for message, code, weight in zip(part.messages.tolist(), part.kinds.tolist(), weights.tolist(), strict=True):
-            sizes[message] = sizes.get(message, 0) + 1
-            letters.setdefault(message, {v: k for k, v in reversed(LETTERS.items())}.get(role_of(code), "p"))
-            if weight > 0:
-                trained.add(message)
-        episodes.append(
-            f"{source}: "
-            + " ".join((letters[m].upper() if m in trained else letters[m]) + str(n) for m, n in sizes.items())
-        )
+    names = {role: letter for letter, role in reversed(LETTERS.items())}
+    made, episodes = result.tokens, []
+    for first, last in zip(made.offsets[:-1], made.offsets[1:], strict=True):
+        messages, kinds = made.messages[first:last], made.kinds[first:last]
+        weights = made.per_token(result.run_weights)[first:last]
+        words = []
+        for message in dict.fromkeys(messages.tolist()):
+            own = messages == message
+            letter = names.get(role_of(int(kinds[own][0])), "p")
+            words.append(f"{letter.upper() if weights[own].any() else letter}{own.sum()}")
+        episodes.append(" ".join(words))
     return episodes
+
+
+def said(letters: str, most: int = 9) -> st.SearchStrategy[tuple[str, int]]:
+    return st.tuples(st.sampled_from(letters), st.integers(1, most))
 
 
 chats = st.builds(
@@ -156,30 +155,14 @@ chats = st.builds(
     bos=st.booleans(),
     eod=st.booleans(),
 )
+turns = st.one_of(
+    st.tuples(said("u"), said("a")),
+    st.tuples(said("u"), said("c"), said("t", 20), said("t"), said("c"), said("t"), said("a")),
+)
 dialogues = st.builds(
-    lambda system, turns, bos, eod: Chat([*system, *(m for turn in turns for m in turn)], bos, eod),
-    st.lists(st.tuples(st.sampled_from("sd"), st.integers(1, 6)), max_size=2),
-    st.lists(
-        st.one_of(
-            st.tuples(st.tuples(st.just("u"), st.integers(1, 9)), st.tuples(st.just("a"), st.integers(1, 9))),
-            st.tuples(
-                st.tuples(st.just("u"), st.integers(1, 9)),
-                st.tuples(st.just("c"), st.integers(1, 9)),
-                st.tuples(st.just("t"), st.integers(1, 20)),
-                st.tuples(st.just("t"), st.integers(1, 9)),
-                st.tuples(st.just("c"), st.integers(1, 9)),
-                st.tuples(st.just("t"), st.integers(1, 9)),
-                st.tuples(st.just("a"), st.integers(1, 9)),
-            ),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
+    lambda system, turns, bos, eod: Chat([*system, *(message for turn in turns for message in turn)], bos, eod),
+    st.lists(said("sd", 6), max_size=2),
+    st.lists(turns, min_size=1, max_size=5),
     st.booleans(),
     st.booleans(),
 )
-batches = st.lists(st.one_of(chats, dialogues), max_size=4)
-
-
-def ids_of(tokens: Tokens, index: int) -> list[int]:
-    return tokens.ids[tokens.offsets[index] : tokens.offsets[index + 1]].tolist()
