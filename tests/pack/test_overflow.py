@@ -206,6 +206,7 @@ def contains(ids: list[int], wanted: list[int]) -> bool:
         # an answer that leaves little room: the question keeps its header and its end
         ("s3 u9 a5 u2 a3", 14, "s3 u6 A5 | s3 u2 A3"),
         ("s3 u9 a5", 9, "s3 A5"),  # and is left out when nothing but its header would fit
+        ("u9 u3 a5", 8, "u3 A5"),  # of two questions the last is kept whole where it fits
         ("s9 u9 a5", 12, "u7 A5"),  # no room for the head either
         ("s3 u4 a20", 12, "A12"),  # an answer longer than the row keeps its last tokens
         ("s3 u4 c5 t30 a5", 20, "s3 u4 A5 t8 | s3 u4 A5"),  # a long result is cut, the call is not
