@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chatmill.compiler import chunk_job
 from chatmill.compiler import inputs as inputs_module
+from chatmill.core.kinds import Part, RoleCode, kind, roles_of
+from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, FormatError
+from chatmill.label.policy import Policy
+from chatmill.prove.columns import check_columns
+from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.cli.run import here
+from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.compiler.builds import write_jsonl
 from tests.compiler.verify_sets import (
     build_into,
+    command_says,
     edited,
     files_named,
     recipe,
@@ -27,44 +34,37 @@ from tests.compiler.verify_sets import (
     rehash,
     small_recipe,
     write_inputs,
-    write_source,
 )
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
+from tests.load.sets import Item, write_set
 
 
 @pytest.fixture(scope="module")
 def source(fast_module: Path) -> Path:
-    return write_source(fast_module)
-
-
-SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "harmony": (
-        "o200k",
-        "harmony",
-        {"packing": {"max_length": 512, "overflow": "windows"}, "pack": {"length": 700}},
-    ),
-    "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
-    "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
-    "qwen3_training": (
-        "bytes",
-        "qwen3_training",
-        {"packing": {"max_length": 3000, "overflow": "windows"}},
-    ),
-    "token_native": (
-        "bytes",
-        "token_native",
-        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}, "pack": {"strategy": "greedy"}},
-    ),
-    "markers": ("bytes", "markers", {"packing": {"max_length": 1500, "overflow": "drop"}}),
-    "llama3": ("bytes", "llama3", {"policy": "per_message"}),
-    "words": ("tiny_torchtune", "chatml", {"packing": {"max_length": 400, "overflow": "windows"}}),
-}
+    """Forty good records, and one that is refused."""
+    return write_jsonl(fast_module / "chats.jsonl", [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
 
 
 @pytest.fixture(scope="module")
 def inputs(fast_module: Path) -> Path:
     return write_inputs(fast_module / "inputs", count=3)
+
+
+def cut(length: int, overflow: str = "windows", **more: Any) -> dict[str, Any]:
+    return {"packing": {"max_length": length, "overflow": overflow}, **more}
+
+
+SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "harmony": ("o200k", "harmony", cut(512, pack={"length": 700})),
+    "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
+    "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
+    "qwen3_training": ("bytes", "qwen3_training", cut(3000)),
+    "token_native": ("bytes", "token_native", cut(900, "drop_oldest_turns", pack={"strategy": "greedy"})),
+    "markers": ("bytes", "markers", cut(1500, "drop")),
+    "llama3": ("bytes", "llama3", {"policy": "per_message"}),
+    "words": ("tiny_torchtune", "chatml", cut(400)),
+}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -75,11 +75,10 @@ def test_sound_datasets_are_derived_again_without_a_difference(name: str, inputs
     report = verify(folder, deep=True)
     assert [str(finding) for finding in report.findings] == []
     assert (report.differences, report.blocked, report.passed, report.exit_status) == (0, "", True, 0)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    stored = sum(split.get("episodes", split.get("documents")) for split in manifest["splits"].values())
-    counts = report.counts
-    assert counts["episodes_compared"] == counts["episodes"] == stored > 100
+    manifest, counts = json.loads((folder / "manifest.json").read_text()), report.counts
     assert set(manifest["splits"]) == {"train", "val"}
+    stored = sum(split["episodes"] for split in manifest["splits"].values())
+    assert counts["episodes_compared"] == counts["episodes"] == stored > 100
     assert counts["records_rejected"] > 10
     # Every answer of every row, by plain Jinja; one nasty text spells a mark that a template looks for.
     not_checked = counts.get("answers_not_checked", 0)
@@ -88,30 +87,25 @@ def test_sound_datasets_are_derived_again_without_a_difference(name: str, inputs
 
 
 def test_a_sample_is_of_whole_chunks_and_the_ledger_of_the_others_is_taken_as_stated(inputs: Path, fast: Path) -> None:
-    more = {"packing": {"max_length": 1000, "overflow": "windows"}}
-    folder = build_into(fast / "out", recipe(inputs, "bytes", "qwen3_training", **more))
+    folder = build_into(fast / "out", recipe(inputs, "bytes", "qwen3_training", **cut(1000)))
     chunks = len((folder / "chunks.jsonl").read_bytes().splitlines())
     report = verify(folder, deep=True, sample=3)
     assert report.passed
     assert report.counts["chunks_derived"] == 3 < chunks
     assert 0 < report.counts["episodes_compared"] < report.counts["episodes"]
     assert any(f"of 3 of {chunks} chunks" in sentence for sentence in report.compared)
-    first = EpisodeDataset(folder).shards[0].folder
-    flip(first / "mask.bin", 0)
+    flip(EpisodeDataset(folder).shards[0].folder / "mask.bin", 0)
     rehash(folder)
     assert not verify(folder, deep=True, sample=1).passed, "the first chunk is in every sample"
-    for sample in (0, -1):
+    for deep, sample in ((True, 0), (True, -1), (False, 10)):
         with pytest.raises(ConfigError, match="goes with deep"):
-            verify(folder, deep=True, sample=sample)
-    with pytest.raises(ConfigError, match="goes with deep"):
-        verify(folder, sample=10)
+            verify(folder, deep=deep, sample=sample)
 
 
 @pytest.mark.parametrize("lost", ["first", "middle", "last"])
 def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Build and proof cut alike, so the proof counts lines in another way too."""
-    source, scan = fast / "chats.jsonl", inputs_module._cut_lines
-    write_jsonl(source, records("oasst_en100", 20))
+    source, scan = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 20)), inputs_module._cut_lines
 
     def loses(*given: Any) -> Any:
         xxh128, path, cuts = scan(*given)
@@ -146,36 +140,28 @@ def damaged(sound: Path, fast: Path) -> Path:
 def test_workers_find_what_one_process_finds(damaged: Path) -> None:
     for shard in EpisodeDataset(damaged).shards[1:]:
         flip(shard.folder / "tokens.bin", 40)
-    found = []
-    for workers in (0, 2):
-        said = verify(damaged, deep=True, workers=workers).as_json()
-        found.append({name: said[name] for name in said if name != "seconds"})
-    assert found[0] == found[1]
-    assert found[0]["differences"] > 3
+    one, two = (verify(damaged, deep=True, workers=workers).as_json() | {"seconds": 0} for workers in (0, 2))
+    assert one == two
+    assert one["differences"] > 3
 
 
 @pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
 @pytest.mark.parametrize(("name", "size"), [("tokens.bin", 4), ("mask.bin", 1), ("kinds.u8", 1)])
 def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed: bool, damaged: Path) -> None:
-    dataset = EpisodeDataset(damaged)
-    number, token = 17, 30
+    dataset, number, token = EpisodeDataset(damaged), 17, 30
     shards, starts, _ = dataset.locate(np.array([number]))
-    place = int(starts[0]) + token
     file = f"train/shard_{shards[0]:05d}/{name}"
-    flip(damaged / file, place * size)
+    flip(damaged / file, (int(starts[0]) + token) * size)
     if is_rehashed:
         rehash(damaged)
     report = verify(damaged, deep=True)
     assert files_named(report) - {"manifest.json"} >= {file}
-    found = [finding for finding in report.findings if finding.file == file and finding.token is not None]
-    assert len(found) == 1
+    (found,) = [finding for finding in report.findings if finding.file == file and finding.token is not None]
     record = dataset[number].record_id
-    assert (found[0].episode, found[0].token) == (number, token)
-    assert found[0].record == record
-    assert found[0].where.endswith(f"chats.jsonl:{number + 1}")
-    text = str(found[0])
-    assert all(part in text for part in (file, f"episode {number}", str(record)))
-    assert ("stored: " in text) == (name == "tokens.bin")
+    assert (found.episode, found.token, found.record) == (number, token, record)
+    assert found.where.endswith(f"chats.jsonl:{number + 1}")
+    assert all(part in str(found) for part in (file, f"episode {number}", str(record)))
+    assert ("stored: " in str(found)) == (name == "tokens.bin")
     assert any("was changed" in finding.message for finding in report.findings) != is_rehashed
 
 
@@ -197,11 +183,6 @@ def test_the_rows_of_a_plan_are_counted_and_compared(source: Path, fast: Path) -
     assert any("states 1 packed rows" in finding.message for finding in verify(folder).findings)
 
 
-def _truncate(folder: Path) -> None:
-    with (folder / "train/shard_00001/tokens.bin").open("r+b") as file:
-        file.truncate(100)
-
-
 def _edit_ledger(folder: Path) -> None:
     for manifest in edited(folder):
         tokens = manifest["ledger"]["tokens"]["oasst_en100"]["assistant"]
@@ -213,32 +194,29 @@ def _unbalance(folder: Path) -> None:
         manifest["ledger"]["records"]["oasst_en100"]["built"][""] += 1
 
 
-def _write(path: Path) -> None:
+def _write(path: Path, content: bytes = b"x") -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"x")
+    path.write_bytes(content)
 
 
 SHARD = "train/shard_00000"
-FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "truncated": (_truncate, "train/shard_00001/tokens.bin", "was changed: it has 100 bytes"),
-    "missing": (lambda folder: (folder / SHARD / "kinds.u8").unlink(), f"{SHARD}/kinds.u8", "missing"),
-    "extra": (lambda folder: _write(folder / SHARD / "notes.txt"), f"{SHARD}/notes.txt", "not in"),
-    "extra_split": (lambda folder: _write(folder / "val/tokens.bin"), "val/tokens.bin", "not in the manifest"),
-    "index": (lambda folder: flip(folder / SHARD / "episodes.idx", 24, 255), f"{SHARD}/episodes.idx", "was changed"),
-    "vocabulary": (
-        lambda folder: flip(folder / SHARD / "tokens.bin", 403, 255),
-        f"{SHARD}/tokens.bin",
-        "no id of the vocabulary",
-    ),
-    "ledger": (_edit_ledger, "manifest.json", "trained tokens; the files have"),
-    "ledger_unbalanced": (_unbalance, "manifest.json", "does not balance"),
-    "rejected": (lambda folder: (folder / "rejected.jsonl").write_text(""), "rejected.jsonl", "was changed"),
-}
+FAULTS: list[tuple[Callable[[Path], Any], str, str]] = [
+    (lambda folder: _write(folder / SHARD / "tokens.bin", bytes(99)), f"{SHARD}/tokens.bin", "was changed: it has 99"),
+    (lambda folder: (folder / SHARD / "kinds.u8").unlink(), f"{SHARD}/kinds.u8", "missing"),
+    (lambda folder: _write(folder / SHARD / "notes.txt"), f"{SHARD}/notes.txt", "not in"),
+    (lambda folder: _write(folder / "val/tokens.bin"), "val/tokens.bin", "not in the manifest"),
+    (lambda folder: flip(folder / SHARD / "episodes.idx", 24, 255), f"{SHARD}/episodes.idx", "was changed"),
+    (lambda folder: flip(folder / SHARD / "tokens.bin", 403, 255), f"{SHARD}/tokens.bin", "no id of the vocabulary"),
+    (_edit_ledger, "manifest.json", "trained tokens; the files have"),
+    (_unbalance, "manifest.json", "does not balance"),
+    (lambda folder: _write(folder / "rejected.jsonl", b""), "rejected.jsonl", "was changed"),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_named_without_the_inputs(fault: str, damaged: Path) -> None:
-    damage, file, sentence = FAULTS[fault]
+@pytest.mark.parametrize(("damage", "file", "sentence"), FAULTS)
+def test_faults_are_named_without_the_inputs(
+    damage: Callable[[Path], Any], file: str, sentence: str, damaged: Path
+) -> None:
     damage(damaged)
     report = verify(damaged)
     assert file in files_named(report)
@@ -260,47 +238,184 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
         verify(fast / "nothing")
     with pytest.raises(FormatError, match="no dataset that a build has finished"):
         verify(fast)
-    (fast / "manifest.json").write_text("{}")
-    with pytest.raises(FormatError, match="'format' is missing"):
-        verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())
-    (fast / "manifest.json").write_text(json.dumps({**manifest, "files": {"x": {}}}))
-    with pytest.raises(FormatError, match="the file was edited or damaged"):
-        verify(fast)
-    (fast / "manifest.json").write_text(json.dumps({**manifest, "inputs": [1]}))
-    assert "was changed after it was written" in verify(fast).findings[0].message
+    for content, says in (({}, "'format' is missing"), (manifest | {"files": {"x": {}}}, "was edited or damaged")):
+        (fast / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(FormatError, match=says):
+            verify(fast)
 
 
-def test_the_command_line(fast: Path) -> None:
+def test_what_a_build_read_may_be_gone_or_changed(fast: Path) -> None:
     source = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 10))
     folder = build_into(fast / "out", small_recipe(source))
-
-    def says(status: int, *options: str) -> str:
-        done = here("verify", folder, *options)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    said = says(0, "--deep")
+    said = command_says(0, folder, "--deep")
     assert "10 records derived from their source by the slow path (UTF-8)" in said
     assert "0 differences" in said
-    shutil.move(source, fast / "elsewhere")
-    assert "chats.jsonl is not here" in says(2, "--deep")
-    shutil.move(fast / "elsewhere", source)
+    whole = source.read_bytes()
+    for changed in (whole.replace(b"a", b"b", 1), whole[:-10]):
+        source.write_bytes(changed)
+        report = verify(folder, deep=True)
+        assert files_named(report) == {str(source)}
+        assert "1 of 1 inputs have changed" in report.blocked
+    source.unlink()
+    report = verify(folder, deep=True)
+    assert (report.exit_status, report.passed, report.differences) == (2, False, 0)
+    assert str(source) in report.blocked
+    assert "chats.jsonl is not here" in command_says(2, folder, "--deep")
+    command_says(0, folder)
+    source.write_bytes(whole)
     flip(folder / "train/shard_00000/tokens.bin", 400)
-    report = json.loads(says(1, "--deep", "--json"))
-    assert report["differences"] == len(report["findings"]) > 1
-    assert not report["passed"]
-    assert "train/shard_00000/tokens.bin" in says(1)
+    as_json = json.loads(command_says(1, folder, "--deep", "--json"))
+    assert as_json["differences"] == len(as_json["findings"]) > 1
+    assert not as_json["passed"]
+    assert "train/shard_00000/tokens.bin" in command_says(1, folder)
 
 
 def test_a_dataset_of_a_field_map_is_verified_by_it(tmp_path: Path) -> None:
     shape = {"messages": "dialog", "role": "speaker", "content": "text", "id": "ticket"}
     talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "assistant", "text": "Here."}]
-    write_jsonl(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
-    sources = [{"path": str(tmp_path / "talks.jsonl"), "shape": shape}]
-    built = build_into(tmp_path / "out", small_recipe(tmp_path / "talks.jsonl", sources=sources))
+    path = write_jsonl(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
+    built = build_into(tmp_path / "out", small_recipe(path, sources=[{"path": str(path), "shape": shape}]))
     (file,) = json.loads((built / "manifest.json").read_text())["inputs"]
     assert json.loads(file["shape"])["messages"] == "dialog"
     assert [episode.record_id for episode in EpisodeDataset(built, "train")] == ["0", "1", "2", "3", "4"]
-    report = verify(built, deep=True)
-    assert (report.exit_status, report.passed, report.differences) == (0, True, 0)
+    assert verify(built, deep=True).passed
+
+
+def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
+    tokenizer = Path(shutil.copytree(unpacked("tiny_torchtitan"), fast / "tokenizer"))
+    folder = build_into(fast / "out", small_recipe(source, tokenizer=str(tokenizer)))
+    assert verify(folder, deep=True).passed
+    file = tokenizer / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(content))
+    report = verify(folder, deep=True)
+    assert files_named(report) == {str(file)}
+    assert "tokenizer has changed since the build" in report.findings[0].message
+    assert "not derived again" in report.blocked
+    file.write_text("{")
+    assert files_named(verify(folder)) == {str(file)}
+    shutil.rmtree(tokenizer)
+    report = verify(folder)
+    assert report.passed
+    assert any("is not here" in sentence for sentence in report.unchecked)
+    assert verify(folder, deep=True).exit_status == 2
+
+
+OWN_TEMPLATE = """{#-
+chatmill: template
+tokens: <|bos|> <|eos|>
+stops: <|eos|>
+bos: <|bos|>
+-#}
+{{- BOS -}}
+{%- for message in messages -%}{{- message.role ~ ': ' ~ message.content ~ '<|eos|>' -}}{%- endfor -%}
+{%- if add_generation_prompt %}{{- 'assistant: ' -}}{% endif -%}
+"""
+
+
+def test_a_template_of_ones_own_is_a_file(fast: Path, source: Path) -> None:
+    own, twice = fast / "own.jinja", fast / "twice.jinja"
+    own.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|>'"))
+    twice.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|><|bos|>'"))
+    folder = build_into(fast / "own", small_recipe(source, template=str(own)))
+    report = verify(folder, deep=True)
+    assert report.passed
+    assert report.counts["answers_proved"] > 50
+    assert not report.unchecked
+    report = verify(build_into(fast / "twice", small_recipe(source, template=str(twice))))
+    assert report.counts["double_bos"] == report.counts["episodes"] == 40
+    assert report.findings[0].message == "256: one BOS token follows another"
+    own.write_text(own.read_text().replace("assistant: ", "model: "))
+    assert files_named(verify(folder)) == {str(own)}
+
+
+def _wrong_labels(monkeypatch: pytest.MonkeyPatch) -> str:
+    real = Policy.run_weights
+
+    def run_weights(policy: Policy, tokens: Tokens) -> Any:
+        header = tokens.run_kinds == kind(RoleCode.ASSISTANT, Part.HEADER)
+        return np.where(header, np.float32(1), real(policy, tokens))
+
+    monkeypatch.setattr(Policy, "run_weights", run_weights)
+    return "mask.bin"
+
+
+def _wrong_ids(monkeypatch: pytest.MonkeyPatch) -> str:
+    real = ByteTokenizer.encode_batch
+
+    def encode_batch(tokenizer: ByteTokenizer, texts: list[str]) -> Any:
+        ids, offsets = real(tokenizer, texts)
+        return np.where(ids == ord("q"), ord("p"), ids), offsets
+
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", encode_batch)
+    return "tokens.bin"
+
+
+@pytest.mark.parametrize("mistake", [_wrong_labels, _wrong_ids])
+def test_a_build_that_goes_wrong_is_caught(
+    mistake: Callable[[pytest.MonkeyPatch], str], fast: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = mistake(monkeypatch)
+    folder = build_into(fast / "out", small_recipe(source))
+    monkeypatch.undo()
+    assert verify(folder).passed
+    report = verify(folder, deep=True)
+    assert report.differences > 20
+    of_tokens = [finding for finding in report.findings if finding.token is not None]
+    assert {Path(finding.file).name for finding in of_tokens} == {column}
+    assert all(finding.record and finding.where for finding in of_tokens)
+
+
+BOS = 7
+
+
+def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_double(tmp_path: Path) -> None:
+    """GPT-2 has one token for both ends: only two of them in one episode are a mistake."""
+    texts = {
+        "sound": [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS]],
+        "doubled": [[BOS, 1, BOS], [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS]],
+    }
+    reports = {}
+    for name, episodes in texts.items():
+        folder = write_set(tmp_path / name, [Item(ids=ids, weights=[1] * len(ids)) for ids in episodes])
+        reports[name] = VerifyReport(directory=folder)
+        check_columns(EpisodeDataset(folder), reports[name], vocab_size=9, bos_id=BOS)
+        assert reports[name].counts["episodes"] == 3
+    assert (reports["sound"].findings, reports["sound"].counts["double_bos"]) == ([], 0)
+    found = [(finding.episode, finding.token, finding.message) for finding in reports["doubled"].findings]
+    assert found == [(1, 1, "7: one BOS token follows another")]
+    assert reports["doubled"].counts["double_bos"] == 2
+
+
+def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that writes its last record three times stores more than its inputs give."""
+    rows = records("oasst_en100", 12)
+    path = write_jsonl(fast / "chats.jsonl", rows)
+    more = cut(6000, "cut", sources=[{"path": str(path), "weight": 1.000001}])  # not 1: copies are counted
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_job, "copies_of", lambda key, weight: 3 if key == rows[-1]["id"] else 1)
+        folder = build_into(fast / "out", small_recipe(path, **more))
+    assert len(EpisodeDataset(folder)) == 14
+    assert verify(folder).passed
+    found = [finding for finding in verify(folder, deep=True).findings if "its ledger says" not in finding.message]
+    surplus = "has 2 episodes more than its input gives, from 12 on"
+    assert [(finding.file, finding.message) for finding in found] == [("train/shard_00001", surplus)]
+
+
+def test_the_last_question_is_not_trained_on_either_path(fast: Path) -> None:
+    """A policy that trains questions too, but only after the last of them: build and slow derivation agree."""
+    parts = ("header", "content", "terminator", "separator")
+    weights = {f"{role}.{part}": 1 for role in ("user", "assistant") for part in parts}
+    (fast / "late.json").write_text(json.dumps({"weights": weights, "scope": "last_turn"}))
+    path = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 6))
+    folder = build_into(fast / "out", small_recipe(path, policy=str(fast / "late.json")))
+    report = verify(folder, deep=True)
+    assert [str(finding) for finding in report.findings] == []
+    assert report.counts["records_derived"] == 6
+    for episode in EpisodeDataset(folder):
+        assert episode.weights is not None
+        assert episode.kinds is not None
+        assert set(roles_of(episode.kinds[episode.weights > 0]).tolist()) == {RoleCode.ASSISTANT}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from chatmill.compiler.recipe import recipe_of
-from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.conversation import Message, Role
+from chatmill.core.kinds import REPEATED, Part, parts_of
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.verify import verify
@@ -25,7 +25,8 @@ from chatmill.render.jinja.rules import Rules
 from chatmill.render.jinja.turn_documents import LabelledDocument, Labels, TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, write_jsonl
+from tests.chats import chat
+from tests.compiler.builds import OPEN_GATES, talk, write_jsonl
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.damage import flip
@@ -36,8 +37,8 @@ from tools.template_verification import DATE, MODELS, Model, model_folder
 @pytest.fixture(scope="module")
 def sound(fast_module: Path) -> Path:
     """Several turns a record, under a template that changes earlier turns: rows with answers that are context."""
-    path = fast_module / "chats.jsonl"
-    write_jsonl(path, [r for r in records("oasst_en100", 40) if len(r["messages"]) > 2][:6])
+    rows = [r for r in records("oasst_en100", 40) if len(r["messages"]) > 2][:6]
+    path = write_jsonl(fast_module / "chats.jsonl", rows)
     folder = build_into(fast_module / "sound", small_recipe(path, template="qwen3"))
     report = verify(folder, deep=True)
     assert report.passed
@@ -45,87 +46,54 @@ def sound(fast_module: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def damaged(sound: Path, fast: Path) -> Path:
-    return Path(shutil.copytree(sound, fast / "damaged"))
-
-
-def mask_shifted(shard: Any) -> None:
-    path = shard.folder / "mask.bin"
-    path.write_bytes(np.roll(np.fromfile(path, dtype=np.uint8), 1).tobytes())
-
-
-def stop_untrained(shard: Any) -> None:
-    mask, kinds = (np.fromfile(shard.folder / name, dtype=np.uint8) for name in ("mask.bin", "kinds.u8"))
-    stops = (mask > 0) & (parts_of(kinds) == Part.TERMINATOR) & (roles_of(kinds) == RoleCode.ASSISTANT)
-    flip(shard.folder / "mask.bin", int(np.flatnonzero(stops)[0]), 0)
-
-
-def repeated_answer_trained(shard: Any) -> None:
-    kinds = np.fromfile(shard.folder / "kinds.u8", dtype=np.uint8)
-    flip(shard.folder / "mask.bin", int(np.flatnonzero(kinds & 128)[0]), 1)
-
-
-def context_altered(shard: Any) -> None:
-    mask = np.fromfile(shard.folder / "mask.bin", dtype=np.uint8)
-    size = (shard.folder / "tokens.bin").stat().st_size // len(mask)
-    flip(shard.folder / "tokens.bin", (int(np.flatnonzero(mask)[0]) - 20) * size)
-
-
 @pytest.mark.parametrize(
-    ("damage", "column"),
-    [(mask_shifted, "mask"), (stop_untrained, "mask"), (repeated_answer_trained, "mask"), (context_altered, "tokens")],
+    ("column", "size", "places"),
+    [
+        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero(mask != np.roll(mask, 1))),
+        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero((mask > 0) & (parts_of(kinds) == Part.TERMINATOR))[:1]),
+        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero(kinds & REPEATED)[:1]),
+        ("tokens.bin", 4, lambda mask, kinds: np.flatnonzero(mask)[:1] - 20),
+    ],
+    ids=["mask_shifted", "stop_untrained", "repeated_answer_trained", "context_altered"],
 )
-def test_damage_with_right_hashes_is_found(damage: Callable[[Any], None], column: str, damaged: Path) -> None:
-    damage(EpisodeDataset(damaged).shards[0])
+def test_damage_with_right_hashes_is_found(column: str, size: int, places: Any, sound: Path, fast: Path) -> None:
+    damaged = Path(shutil.copytree(sound, fast / "damaged"))
+    folder = EpisodeDataset(damaged).shards[0].folder
+    mask, kinds = (np.fromfile(folder / name, dtype=np.uint8) for name in ("mask.bin", "kinds.u8"))
+    for place in places(mask, kinds).tolist():
+        flip(folder / column, place * size)
     rehash(damaged)
     report = verify(damaged, deep=True)
-    assert not report.passed
-    assert any(Path(finding.file).name == f"{column}.bin" and finding.record for finding in report.findings)
+    assert any(Path(finding.file).name == column and finding.record for finding in report.findings)
 
 
-CHAT = Conversation(
-    (
-        Message(Role.USER, "One?"),
-        Message(Role.ASSISTANT, "First."),
-        Message(Role.USER, "Two?"),
-        Message(Role.ASSISTANT, "Second."),
-    ),
-    id="x",
-)
-
-
-SPELLED = CHAT._replace(
-    messages=(
-        Message(Role.USER, "What is <|im_end|>?"),
-        Message(Role.ASSISTANT, "<|im_end|> ends a turn, <|im_start|> begins it."),
-        *CHAT.messages[2:],
-    )
-)
+CHAT = chat(("user", "One?"), ("assistant", "First."), ("user", "Two?"), ("assistant", "Second."), id="x")
+SPELLING = chat(("user", "What is <|im_end|>?"), ("assistant", "<|im_end|> ends a turn, <|im_start|> begins it."))
+SPELLED = CHAT._replace(messages=(*SPELLING.messages, *CHAT.messages[2:]))
 
 
 class Case:
     """The rows of a record, and what the proof says about them after a change."""
 
-    def __init__(self, conversation: Conversation = CHAT, **more: Any) -> None:
+    def __init__(self, conversation: Any = CHAT, **more: Any) -> None:
         recipe = recipe_of(small_recipe(Path("-"), **more))
         reference = Reference(recipe, reference_tokenizer(recipe))
         assert isinstance(reference.template, ModelTemplate)
         self.tokenizer, self.conversation = reference.tokenizer, conversation
         self.counts: Counter[str] = Counter()
         self._check = AnswerCheck(reference.template, reference.policy, self.counts)
-        derived = reference.derive(conversation)
-        (claim,) = derived.claims
+        (claim,) = reference.derive(conversation).claims
         self._rows, self._options = claim.rows, claim.options
 
-    def said(
-        self, change: Callable[[list[int], list[float]], None] = lambda ids, weights: None, **more: Any
-    ) -> list[str]:
-        """About the record with a change to the ids or weights of its last row, or to its claim."""
+    def said(self, text: str = "", ids: list[int] | None = None, weight: float | None = None, **more: Any) -> list[str]:
+        """About the record with other ids or another weight for a text of its last row, or with another claim."""
         *others, last = self._rows
-        ids, weights = list(last.ids), list(last.weights)
-        change(ids, weights)
-        rows = [*others, last._replace(ids=ids, weights=weights, **more)]
+        place = self.place(text)
+        new_ids, new_weights = list(last.ids), list(last.weights)
+        new_ids[place] = last.ids[place] if ids is None else ids
+        if weight is not None:
+            new_weights[place] = [weight] * (len(new_ids) - len(last.ids) + place.stop - place.start)
+        rows = [*others, last._replace(ids=new_ids, weights=new_weights, **more)]
         return [one.message for one in self._check.mismatches(self.conversation, self._options, rows)]
 
     def place(self, text: str) -> slice:
@@ -136,30 +104,14 @@ class Case:
         return slice(ends.index(at), ends.index(at + len(text)))
 
 
-def test_a_sound_record_is_proved() -> None:
-    case = Case()
-    assert case.said() == []
-    assert case.counts["answers_proved"] == 2
-
-
-def test_texts_that_spell_special_tokens_are_proved_too() -> None:
-    case = Case(SPELLED)
-    assert case.said() == []
-    assert case.counts["answers_proved"] == 2
-    assert not case.counts["answers_not_checked"]
-
-
-def test_text_of_a_record_that_became_a_control_token_is_found() -> None:
-    case = Case(SPELLED)
-    control = case.tokenizer.control("<|im_start|>")
-
-    def change(ids: list[int], weights: list[float]) -> None:
-        place = case.place("<|im_start|> begins")
-        size = len("<|im_start|>")
-        ids[place.start : place.start + size] = [control]
-        weights[place.start : place.start + size] = [1.0]
-
-    assert case.said(change) == ["message 1: its text is not the answer that plain Jinja gives"]
+def test_sound_records_are_proved_and_text_that_became_a_control_token_is_found() -> None:
+    for conversation in (CHAT, SPELLED):
+        case = Case(conversation)
+        assert case.said() == []
+        assert (case.counts["answers_proved"], case.counts["answers_not_checked"]) == (2, 0)
+    ids = [case.tokenizer.control("<|im_start|>"), *case.tokenizer.encode(" begins")]
+    said = case.said("<|im_start|> begins", ids, 1.0)
+    assert said == ["message 1: its text is not the answer that plain Jinja gives"]
 
 
 def test_an_origin_that_cannot_be_told_is_no_proof() -> None:
@@ -170,64 +122,42 @@ def test_an_origin_that_cannot_be_told_is_no_proof() -> None:
     assert (found.proof["answers_proved"], found.proof["answers_not_checked"]) == (0, 2)
 
 
-def replaced(case: Case, old: str, new: str) -> Callable[[list[int], list[float]], None]:
-    def change(ids: list[int], weights: list[float]) -> None:
-        ids[case.place(old)] = case.tokenizer.encode(new)
-
-    return change
-
-
-def weighed(case: Case, text: str, weight: float) -> Callable[[list[int], list[float]], None]:
-    def change(ids: list[int], weights: list[float]) -> None:
-        place = case.place(text)
-        weights[place] = [weight] * (place.stop - place.start)
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("text", "change", "says"),
     [
-        (lambda case: replaced(case, "One?", "Won?"), "message 1: its context is not the prompt"),
-        (lambda case: replaced(case, "Two?", "Too?"), "message 3: its context is not the prompt"),
-        (lambda case: replaced(case, "Second.", "Sekond."), "message 3: its text is not the answer"),
-        (lambda case: replaced(case, "<|im_end|>", "."), "message 3: its text is not the answer"),
-        (lambda case: weighed(case, "nd.", 0), "message 3: a token of its answer has the weight 0"),
-        (lambda case: weighed(case, "<|im_end|>", 0), "message 3: a token of its answer has the weight 0"),
-        (lambda case: weighed(case, "Second", 2), "message 3: a token of its answer has the weight 2"),
-        (lambda case: weighed(case, "assistant", 1), "a token that is in no answer is trained"),
-        (lambda case: weighed(case, "Two?", 1), "a token that is in no answer is trained"),
+        ("One?", "Won?", "message 1: its context is not the prompt"),
+        ("Two?", "Too?", "message 3: its context is not the prompt"),
+        ("Second.", "Sekond.", "message 3: its text is not the answer"),
+        ("<|im_end|>", ".", "message 3: its text is not the answer"),
+        ("nd.", 0, "message 3: a token of its answer has the weight 0"),
+        ("<|im_end|>", 0, "message 3: a token of its answer has the weight 0"),
+        ("Second", 2, "message 3: a token of its answer has the weight 2"),
+        ("assistant", 1, "a token that is in no answer is trained"),
+        ("Two?", 1, "a token that is in no answer is trained"),
     ],
 )
-def test_a_row_that_plain_jinja_does_not_give_is_named(change: Any, says: str) -> None:
+def test_a_row_that_plain_jinja_does_not_give_is_named(text: str, change: str | float, says: str) -> None:
     case = Case()
-    (said,) = case.said(change(case))
+    new = {"ids": case.tokenizer.encode(change)} if isinstance(change, str) else {"weight": change}
+    (said,) = case.said(text, **new)  # type: ignore[arg-type]
     assert said.startswith(says)
 
 
-def test_every_answer_is_trained_once() -> None:
+def test_every_answer_is_trained_once_and_a_policy_of_parts_is_compared_as_far_as_it_goes() -> None:
     case = Case()
     assert "message 1: its answer is trained in no row" in case.said(trained={3: 0})
     assert "message 0: it must not be trained" in case.said(trained={0: 0, 1: 0, 3: 0})[-1]
-
-
-def test_a_policy_of_parts_is_compared_as_far_as_it_goes() -> None:
-    case = Case(policy="final_only")
-    assert case.said() == []
-    assert (case.counts["answers_proved"], case.counts["answers_proved_but_for_parts"]) == (0, 2)
-    assert case.said(weighed(case, "Two?", 1)) == ["a token that is in no answer is trained"]
+    parts = Case(policy="final_only")
+    assert parts.said() == []
+    assert (parts.counts["answers_proved"], parts.counts["answers_proved_but_for_parts"]) == (0, 2)
+    assert parts.said("Two?", weight=1) == ["a token that is in no answer is trained"]
 
 
 def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_them(fast: Path) -> None:
     """`expand: none` trains in place, which is no damage; a stored answer that is not in the whole is one."""
-    path = fast / "chats.jsonl"
-    messages = [
-        {"role": "user", "content": "One?"},
-        {"role": "assistant", "content": "1", "reasoning_content": "Count."},
-        {"role": "user", "content": "Two?"},
-        {"role": "assistant", "content": "2", "reasoning_content": "Count on."},
-    ]
-    write_jsonl(path, [{"messages": messages}])
+    messages = talk("One?", "1", "Two?", "2")
+    messages[1]["reasoning_content"], messages[3]["reasoning_content"] = "Count.", "Count on."
+    path = write_jsonl(fast / "chats.jsonl", [{"messages": messages}])
     folder = build_into(fast / "in_place", small_recipe(path, template="qwen3", expand="none", gates=OPEN_GATES))
     report = verify(folder, deep=True)
     assert report.passed
@@ -240,6 +170,7 @@ def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_
 
 LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 PROMPT = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TWICE = "{{ m.content }}{% if m.name %}<|im_end|>\n<|im_start|>assistant\n{{ m.name }}{% endif %}"
 
 
 def name_as_header(patch: pytest.MonkeyPatch) -> None:
@@ -271,20 +202,15 @@ def quotes_close(patch: pytest.MonkeyPatch) -> None:
     ("fault", "text", "messages"),
     [
         (name_as_header, "{{ m.name or '' }}: {{ m.content }}", [Message(Role.ASSISTANT, "a1", name="bob")]),
-        (
-            last_stop,
-            "{{ m.content }}{% if m.name %}<|im_end|>\n<|im_start|>assistant\n{{ m.name }}{% endif %}",
-            [Message(Role.ASSISTANT, "Let me look.", name="f")],
-        ),
+        (last_stop, TWICE, [Message(Role.ASSISTANT, "Let me look.", name="f")]),
         (quotes_close, "{{ m.content }}", [Message(Role.ASSISTANT, "a"), Message(Role.USER, ""), CHAT.messages[3]]),
     ],
 )
 def test_a_fault_of_the_labels_is_found_although_both_derivations_share_it(
     fault: Callable[[pytest.MonkeyPatch], None], text: str, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = Conversation((CHAT.messages[0], *messages), id="x")
     fault(monkeypatch)
-    found = survey(bind_bytes("own", LOOP + text + PROMPT), [chat])
+    found = survey(bind_bytes("own", LOOP + text + PROMPT), [CHAT._replace(messages=(CHAT.messages[0], *messages))])
     assert len(found.failures) == 1
     assert not found.reasons
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from chatmill.compiler.run import run_build
 from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
+from tests.cli.run import here
 from tests.compiler.builds import OPEN_GATES, plain_recipe, write_jsonl
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.hashes import file_entry
@@ -34,8 +35,7 @@ def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     """
     folder.mkdir()
     shaped = {"oasst_en100", "gpteacher_codegen", "gpteacher_roleplay", "korean_chatbot"}
-    names = [path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES]
-    for name in (name for name in names if name not in shaped):
+    for name in {path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES} - shaped:
         write_jsonl(folder / f"{name}.jsonl.gz", [r for r in records(name, count) if len(json.dumps(r)) < longest])
     sharegpt = [
         {"id": r["id"], "conversations": [{"from": SHAREGPT[m["role"]], "value": m["content"]} for m in r["messages"]]}
@@ -55,8 +55,7 @@ def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     nasty = gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).splitlines(keepends=True)
     (folder / "nasty.jsonl.gz").write_bytes(gzip.compress(b"".join(line for line in nasty if len(line) < longest)))
     shutil.copy(DATA / "nasty_raw.jsonl.bin", folder / "nasty_raw.jsonl")
-    weighted = [weighted_chat(number) for number in range(count)]
-    write_jsonl(folder / "weighted.jsonl", weighted)
+    write_jsonl(folder / "weighted.jsonl", [weighted_chat(number) for number in range(count)])
     return folder
 
 
@@ -118,14 +117,14 @@ def edited(folder: Path, *, seal: bool = True, name: str = "manifest.json") -> I
     (folder / name).write_bytes(receipt_bytes(sealed(content) if seal else content))
 
 
-def write_source(folder: Path) -> Path:
-    """Forty good records, and one that is refused."""
-    path = folder / "chats.jsonl"
-    write_jsonl(path, [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
-    return path
-
-
 def files_named(report: VerifyReport) -> set[str]:
     assert report.exit_status == 1
     assert report.differences >= len(report.findings) > 0
     return {finding.file for finding in report.findings}
+
+
+def command_says(status: int, folder: Path, *options: str) -> str:
+    """What `chatmill verify` prints, and that it ends so."""
+    done = here("verify", folder, *options)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
