@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from tests.view.sets import Running, Sets, make_sets, running
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-EMPTY = "about:blank"
 
 
 @pytest.fixture(scope="session")
@@ -20,30 +19,35 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
     return make_sets(tmp_path_factory.mktemp("view"))
 
 
+def counted(*paths: Path, tokenizer: Any = None) -> Iterator[Running]:
+    """A viewer whose pages wait for nothing."""
+    with running(*paths, tokenizer=tokenizer) as found:
+        for opened in (one for splits in found.viewer.datasets.values() for one in splits.values()):
+            opened.wait()
+        if found.viewer.comparison is not None:
+            found.viewer.comparison.wait()
+        yield found
+
+
 @pytest.fixture(scope="session")
 def pair(sets: Sets) -> Iterator[Running]:
     """Episodes, and the changed ones next to them."""
-    with running(sets.episodes, sets.other) as found:
-        for look in found.viewer.looks.values():
-            assert look.decoder is not None
-        yield found
+    yield from counted(sets.episodes, sets.other)
 
 
 @pytest.fixture(scope="session")
 def rows(sets: Sets) -> Iterator[Running]:
-    with running(sets.rows) as found:
-        yield found
+    yield from counted(sets.rows)
 
 
 @pytest.fixture(scope="session")
 def hostile(sets: Sets) -> Iterator[Running]:
-    with running(sets.hostile, tokenizer="bytes") as found:
-        yield found
+    yield from counted(sets.hostile, tokenizer="bytes")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium. Where it is missing tests are skipped; under CI that is a failure."""
+def tab() -> Iterator[Any]:
+    """A tab of Chromium, which lists problems and requests. Where it is missing tests are skipped, but not in CI."""
     must = os.environ.get("CI") == "true"
     try:
         from playwright.sync_api import sync_playwright
@@ -55,61 +59,30 @@ def browser() -> Iterator[Any]:
         message = f"no browser at {CHROMIUM}: `make browser` installs one, CHROMIUM names another"
         pytest.fail(message) if must else pytest.skip(message)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page: Any = browser.new_page(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
+        page.set_default_timeout(300_000)  # for machines that are busy with other things
+        page.problems, page.requests = [], []
+        page.on("pageerror", lambda error: page.problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (page.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: page.requests.append(request.url))
 
+        def said(message: Any) -> None:
+            if message.type in ("error", "warning"):
+                page.problems.append(f"console {message.type}: {message.text}")
 
-class Watch:
-    """What a page does besides showing, from here on: errors, dialogs, requests to other places."""
-
-    def __init__(self, page: Any) -> None:
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        self._page = page
-        self._heard: dict[str, Callable[[Any], object]] = {
-            "pageerror": lambda error: self.problems.append(f"error: {error}"),
-            "console": self._said,
-            "dialog": self._asked,
-            "request": lambda request: self.requests.append(request.url),
-        }
-        for event, hear in self._heard.items():
-            page.on(event, hear)
-
-    def _said(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.problems.append(f"console {message.type}: {message.text}")
-
-    def _asked(self, dialog: Any) -> None:
-        self.problems.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def check(self, url: str) -> None:
-        assert not self.problems, self.problems
-        assert self.requests
-        foreign = [asked for asked in self.requests if not asked.startswith(url)]
-        assert not foreign, foreign
-
-    def end(self) -> None:
-        for event, hear in self._heard.items():
-            self._page.remove_listener(event, hear)
-
-
-@pytest.fixture(scope="session")
-def tab(browser: Any) -> Iterator[Any]:
-    """One for all tests: the process that a new one starts would cost more than most pages do."""
-    size: Any = {"width": 1200, "height": 900}
-    context = browser.new_context(viewport=size, color_scheme="light", reduced_motion="reduce")
-    context.set_default_timeout(300_000)  # for machines that are busy with other things
-    yield context.new_page()
-    context.close()
+        page.on("console", said)
+        yield page
+        browser.close()
 
 
 @pytest.fixture
 def page(tab: Any) -> Iterator[Any]:
-    """An empty page; `page.watch` knows what happened on it."""
-    tab.watch = Watch(tab)
+    """The tab; after the test nothing may have failed, asked, or been requested from another place than the viewer."""
+    tab.problems.clear()
+    tab.requests.clear()
     yield tab
-    tab.watch.end()
-    tab.goto(EMPTY)
-    tab.context.clear_cookies()
+    assert not tab.problems
+    assert tab.requests
+    assert all(one.startswith("http://127.0.0.1:") for one in tab.requests)
+    tab.goto("about:blank")

@@ -1,4 +1,4 @@
-"""Every page in a real browser: what it shows is what the dataset holds."""
+"""Every page in a real browser: what it shows is what the dataset holds, and whatever that spells is text."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.view.sets import RARE, Running, Sets
+from tests.view.sets import HOSTILE, LARGE, RARE, TURNS, Running, Sets
 
 Page = Any
 
 
-def show(page: Page, running: Running, place: str, wait: str) -> None:
-    """Open a page of the viewer and wait until something on it is there."""
-    page.goto(f"{running.url}{place}")
-    page.wait_for_selector(wait)
+def numbers_of(text: str) -> list[int]:
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", text)]
+
+
+def listed(page: Page) -> list[int]:
+    return [int(row.get_attribute("data-number")) for row in page.locator("#list tbody tr").all()]
 
 
 def arrive(page: Page, wait: str) -> None:
-    """Wait until a page that a key opens is there, with the script that hears the next key."""
+    """Wait until a page that was asked for is there, with its script."""
     page.wait_for_selector(wait)
     page.wait_for_load_state()
 
 
-def numbers_of(text: str) -> list[int]:
-    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", text)]
+def shown_tokens(page: Page) -> list[tuple[int, str, float, bool]]:
+    """Id, kind, weight and mark of every token on the page."""
+    found = page.evaluate(
+        """() => [...document.querySelectorAll('#runs .token')].map(node => {
+            const run = node.closest('.run');
+            return [node.dataset.i, run.dataset.kind, Number(run.dataset.weight), run.classList.contains('trained')];
+        })"""
+    )
+    return [(int(one), kind, weight, marked) for ids, kind, weight, marked in found for one in ids.split()]
 
 
 @pytest.fixture(scope="module")
@@ -46,106 +55,78 @@ def decoder(pair: Running) -> Any:
     return pair.viewer.looks["a"].decoder.tokenizer
 
 
-@pytest.fixture(scope="module")
-def differences(sets: Sets) -> dict[str, Any]:
-    return diff_datasets(sets.episodes, sets.other, show=100).as_json()
-
-
-def listed(page: Page) -> list[int]:
-    return [int(row.get_attribute("data-number")) for row in page.locator("#list tbody tr").all()]
-
-
-def wait_for_matched(page: Page, count: int) -> None:
-    """Until the pager says how many items pass."""
-    page.wait_for_function(
-        "n => document.querySelector('#matched')?.textContent.match(/of ([\\d,]+)/)?.[1].replace(',', '') == n",
-        arg=count,
-    )
-
-
 def test_the_overview_shows_the_sums_of_the_split(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    show(page, pair, "a/train", "text=Who speaks")
-    tokens, trained = sum(map(len, episodes)), sum(int((e.weights > 0).sum()) for e in episodes)
-    tiles = page.locator(".tiles .tile").all_inner_texts()
-    assert tiles[0].split() == [f"{len(episodes):,}", "episodes"]
-    assert tiles[2].split()[0] == f"{100 * trained / tokens:.1f}%"
+    def table(heading: str) -> dict[str, list[int]]:
+        card = page.locator("section.card", has=page.get_by_role("heading", name=heading))
+        card.locator("summary").click()
+        return {row.split("\t")[0]: numbers_of(row)[:2] for row in card.locator("tbody tr").all_inner_texts()}
+
+    page.goto(f"{pair.url}a/train")
+    kinds, weights = (np.concatenate([getattr(e, name) for e in episodes]) for name in ("kinds", "weights"))
+    tokens, trained = len(kinds), int((weights > 0).sum())
+    tiles = page.locator(".tiles .tile")
+    assert tiles.nth(0).inner_text().split() == [f"{len(episodes):,}", "episodes"]
     assert tokens >= 10_000
-    assert page.locator(".tiles .tile").nth(1).get_attribute("title") == f"{tokens:,}"
-
-    kinds = np.concatenate([e.kinds for e in episodes])
-    weights = np.concatenate([e.weights for e in episodes])
-    card = page.locator("section.card", has=page.get_by_role("heading", name="Who speaks"))
-    card.locator("summary").click()
-    rows = {row.split("\t")[0]: numbers_of(row)[:2] for row in card.locator("tbody tr").all_inner_texts()}
-    assert len(rows) >= 4
-    for role in RoleCode:
-        mine = roles_of(kinds) == role
-        if mine.any():
-            name = "document" if role is RoleCode.NONE else role.name.lower()
-            assert rows.pop(name) == [int(mine.sum()), int((weights[mine] > 0).sum())]
-    assert not rows
-
-    card = page.locator("section.card", has=page.get_by_role("heading", name="What would be trained if"))
-    card.locator("summary").click()
-    rows = {row.split("\t")[0]: numbers_of(row)[1] for row in card.locator("tbody tr").all_inner_texts()}
-    for name in ("assistant", "last_turn", "final_only", "all"):
-        wanted = sum(int((PRESETS[name].token_weights(e.kinds) > 0).sum()) for e in episodes)
-        assert rows[name] == wanted, name
-    assert rows["as stored"] == trained
-    page.watch.check(pair.url)
+    assert tiles.nth(1).get_attribute("title") == f"{tokens:,}"
+    assert tiles.nth(2).inner_text().split()[0] == f"{100 * trained / tokens:.1f}%"
+    roles = {role: roles_of(kinds) == role for role in RoleCode}
+    assert table("Who speaks") == {
+        "document" if role is RoleCode.NONE else role.name.lower(): [int(mine.sum()), int((weights[mine] > 0).sum())]
+        for role, mine in roles.items()
+        if mine.any()
+    }
+    policies = table("What would be trained if")
+    assert policies.pop("as stored") == [tokens, trained]
+    assert {"assistant", "last_turn", "final_only", "all"} <= set(policies)
+    for name, row in policies.items():
+        assert row == [tokens, sum(int((PRESETS[name].token_weights(e.kinds) > 0).sum()) for e in episodes)]
 
 
 def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    show(page, pair, "a/train/browse", "#list tbody tr")
+    page.goto(f"{pair.url}a/train/browse")
     seen = listed(page)
     assert len(seen) == 50
     first = page.locator("#list tbody tr").first.inner_text()
     assert episodes[0].record_id in first
     assert f"{len(episodes[0]):,}" in first
     while len(seen) < len(episodes):
-        before = len(seen)
         page.get_by_label("Next page").click()
-        page.wait_for_function(
-            "n => Number(document.querySelector('#list tbody tr')?.dataset.number) === n", arg=before
-        )
+        page.wait_for_selector(f"#list tbody tr:first-child[data-number='{len(seen)}']")
         seen += listed(page)
     assert seen == list(range(len(episodes)))
-    page.watch.check(pair.url)
 
 
-def test_filters_show_what_passes_and_nothing_else(page: Page, pair: Running, episodes: list[Episode]) -> None:
+def test_filters_show_what_passes_in_the_wanted_order(page: Page, pair: Running, episodes: list[Episode]) -> None:
     median = int(np.median([len(e) for e in episodes]))
-    show(page, pair, "a/train", "text=Who speaks")  # the labels are counted then
-    show(page, pair, "a/train/browse", "#list tbody tr")
+    page.goto(f"{pair.url}a/train/browse")
     form = page.locator("#filters")
-    for fill, keep in (
-        ({"min_tokens": str(median)}, lambda e: len(e) >= median),
-        (
-            {"role": "system", "source": "wiki", "max_tokens": str(median)},
-            lambda e: (roles_of(e.kinds) == RoleCode.SYSTEM).any() and e.source == "wiki" and len(e) <= median,
-        ),
-    ):
-        page.locator("#clear").click()
-        wait_for_matched(page, len(episodes))
-        for name, value in fill.items():
-            field = form.locator(f"[name={name}]")
-            field.select_option(value) if name in ("source", "role") else field.fill(value)
-        form.get_by_role("button", name="Filter").click()
-        wanted = [i for i, e in enumerate(episodes) if keep(e)]
-        assert 0 < len(wanted) < len(episodes)
-        wait_for_matched(page, len(wanted))
-        assert listed(page) == wanted[:50], fill
-    page.watch.check(pair.url)
+    for name, value in (("min_tokens", "9"), ("max_tokens", str(median)), ("max_share", "70")):
+        form.locator(f"[name={name}]").fill(value)
+    for name, value in (("source", "chats"), ("role", "system"), ("sort", "longest")):
+        form.locator(f"[name={name}]").select_option(value)
+    form.get_by_role("button", name="Filter").click()
+    passing = [
+        (-len(e), i)
+        for i, e in enumerate(episodes)
+        if (roles_of(e.kinds) == RoleCode.SYSTEM).any() and e.source == "chats" and 9 <= len(e) <= median
+        if (e.weights > 0).mean() <= 0.7
+    ]
+    assert 5 < len(passing) < 50
+    page.wait_for_selector(f"#matched:has-text('of {len(passing)} (of {len(episodes)})')")
+    assert listed(page) == [i for _, i in sorted(passing)]
+    page.locator("#clear").click()
+    page.wait_for_selector(f"#matched:has-text('1–50 of {len(episodes)}')")
 
 
 def test_search_finds_every_episode_with_the_words(
     page: Page, pair: Running, episodes: list[Episode], decoder: Any
 ) -> None:
-    texts = [decoder.decode(e.ids) for e in episodes]
-    for words in (RARE.lower(), "水車 Löwe", "<|im_start|>user"):
-        wanted = [i for i, text in enumerate(texts) if words.lower() in text.lower()]
-        assert wanted, words
-        show(page, pair, "a/train/browse", "#list tbody tr")
+    texts = [decoder.decode(e.ids).lower() for e in episodes]
+    for words, most in ((RARE.lower(), 10**9), ("水車 Löwe", 10**9), ("<|im_start|>user", 100)):
+        wanted = [i for i, text in enumerate(texts) if words.lower() in text and len(episodes[i]) <= most]
+        assert 0 < len(wanted) < len(episodes), words
+        page.goto(f"{pair.url}a/train/browse")
+        page.locator("[name=max_tokens]").fill(str(most))
         page.locator("#search").fill(words)
         page.keyboard.press("Enter")
         plural = "hit" if len(wanted) == 1 else "hits"
@@ -154,152 +135,108 @@ def test_search_finds_every_episode_with_the_words(
         assert page.locator("#list mark").first.inner_text().lower() == words.lower()
     page.locator("#list tbody tr").first.locator("a").click()
     page.wait_for_selector("#runs mark")
-    page.watch.check(pair.url)
 
 
 def test_a_record_is_found_by_its_id_and_close_ids_are_offered(
     page: Page, pair: Running, episodes: list[Episode]
 ) -> None:
-    show(page, pair, "a/train/browse", "#list tbody tr")
-    page.locator("#search").fill(episodes[9].record_id)
-    page.locator("#by-id").click()
-    page.wait_for_selector("#record-id")
-    assert page.locator("#record-id").inner_text() == episodes[9].record_id
-    show(page, pair, "a/train/browse", "#list tbody tr")
-    page.locator("#search").fill("rec-01")
-    page.locator("#by-id").click()
-    page.wait_for_selector("#problem a")
-
-
-def shown_tokens(page: Page) -> list[dict[str, Any]]:
-    """What stands on the page, token by token, line signs taken away."""
-    return page.evaluate(
-        """() => [...document.querySelectorAll('#runs .token')].map(node => {
-            const copy = node.cloneNode(true); copy.querySelectorAll('.newline').forEach(sign => sign.remove());
-            const run = node.closest('.run');
-            return {text: copy.textContent, ids: node.dataset.i, kind: run.dataset.kind,
-                    weight: Number(run.dataset.weight), trained: run.classList.contains('trained')};
-        })"""
-    )
+    for wanted, found in (
+        (episodes[9].record_id, f"#record-id:text-is('{episodes[9].record_id}')"),
+        ("12", "#problem a"),
+    ):
+        page.goto(f"{pair.url}a/train/browse")
+        page.locator("#search").fill(str(wanted))
+        page.locator("#by-id").click()
+        page.wait_for_selector(found)
 
 
 def test_an_episode_is_shown_whole_with_kinds_and_weights(
     page: Page, pair: Running, episodes: list[Episode], decoder: Any
 ) -> None:
     with_tools = next(i for i, e in enumerate(episodes) if (roles_of(e.kinds) == RoleCode.TOOL).any())
-    halved = next(i for i, e in enumerate(episodes) if (e.weights == 0.5).any())
-    for number in {0, with_tools, halved, len(episodes) - 1}:
+    weighted = next(i for i, e in enumerate(episodes) if (e.weights == 0.25).any())
+    for number in (0, with_tools, weighted, len(episodes) - 1):
         episode = episodes[number]
-        show(page, pair, f"a/train/{number}?colour=trained", f"#record-id:text-is('{episode.record_id}')")
+        page.goto(f"{pair.url}a/train/{number}")
+        assert page.locator("#record-id").inner_text() == episode.record_id
         assert page.locator("#n-tokens").inner_text() == f"{len(episode):,}"
         assert page.locator("#n-trained").inner_text() == f"{int((episode.weights > 0).sum()):,}"
-        shown = shown_tokens(page)
-        assert "".join(token["text"] for token in shown) == decoder.decode(episode.ids)
-        at = 0
-        for token in shown:
-            for token_id in map(int, token["ids"].split()):
-                assert token_id == episode.ids[at]
-                assert token["kind"] == kind_name(int(episode.kinds[at]))
-                assert token["weight"] == episode.weights[at]
-                assert token["trained"] == bool(episode.weights[at] > 0)
-                at += 1
-        assert at == len(episode)
-    page.watch.check(pair.url)
-
-
-def here(page: Page) -> int:
-    """The place of the token that is stepped to."""
-    return page.evaluate("[...document.querySelectorAll('#runs .token')].findIndex(n => n.matches('.here'))")
+        columns = (episode.ids.tolist(), episode.kinds.tolist(), episode.weights.tolist())
+        wanted = [(i, kind_name(kind), weight, weight > 0) for i, kind, weight in zip(*columns, strict=True)]
+        assert shown_tokens(page) == wanted
+        text = page.locator("#runs .token").evaluate_all("nodes => nodes.map(node => node.textContent).join('')")
+        assert text.replace("⏎\n", "\n") == decoder.decode(episode.ids)
 
 
 def test_hovering_and_stepping_show_id_bytes_kind_weight_and_position(
     page: Page, pair: Running, episodes: list[Episode], decoder: Any
 ) -> None:
-    show(page, pair, "a/train/1?colour=trained", ".token")
-    tokens = page.locator("#runs .token")
-    where = page.evaluate(
-        "[...document.querySelectorAll('#runs .token')].findIndex(node => node.closest('.run.trained'))"
-    )
-    tokens.nth(where).hover()
-    details = dict(
-        zip(page.locator("#tip dt").all_inner_texts(), page.locator("#tip dd").all_inner_texts(), strict=True)
-    )
-    episode = episodes[1]
-    position = numbers_of(details["position"])[0]
+    page.goto(f"{pair.url}a/train/1")
+    page.locator("#runs .run.trained .token").first.hover()
+    names, values = (page.locator(f"#tip {name}").all_inner_texts() for name in ("dt", "dd"))
+    details = dict(zip(names, values, strict=True))
+    episode, position = episodes[1], numbers_of(details["position"])[0]
     token_id = int(episode.ids[position])
     assert int(details["id"]) == token_id
     assert bytes.fromhex(details["bytes"]) == decoder.token_bytes(token_id)
     assert details["kind"] == kind_name(int(episode.kinds[position]))
     assert float(details["weight"]) == episode.weights[position] > 0
     page.mouse.move(5, 400)
-    for step in range(3):
-        page.keyboard.press("ArrowRight")
-        assert here(page) == step
-    page.keyboard.press("ArrowLeft")
-    assert here(page) == 1
+    for key, place in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
+        page.keyboard.press(key)
+        tokens = page.locator("#runs .token").evaluate_all("nodes => nodes.map(node => node.matches('.here'))")
+        assert np.flatnonzero(tokens).tolist() == [place]
     assert page.locator("#tip").is_visible()
     page.keyboard.press("Escape")
     assert page.locator("#tip").is_hidden()
 
 
 def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    number = next(i for i, e in enumerate(episodes) if e.turns and e.turns > 1)
-    episode = episodes[number]
-    show(page, pair, f"a/train/{number}?colour=trained", ".token")
+    number, episode = next((i, e) for i, e in enumerate(episodes) if e.turns and e.turns > 1)
+    page.goto(f"{pair.url}a/train/{number}")
     for name, sign in (("kind", ".tag"), ("trained", ".run.trained")):
         page.keyboard.press("c")
-        page.wait_for_selector(f"#runs.by-{name}")
+        arrive(page, f"#runs.by-{name}")
         assert page.locator(f"#runs {sign}").count() > 0, "colour is never the only sign"
     for name in ("last_turn", "all", "final_only"):
-        weights = PRESETS[name].token_weights(episode.kinds)
+        trained = PRESETS[name].token_weights(episode.kinds) > 0
         page.locator("#policy").select_option(name)
-        page.wait_for_selector("#n-stored")
-        page.wait_for_function(
-            "n => document.querySelector('#n-trained').textContent.replaceAll(',', '') === String(n)",
-            arg=int((weights > 0).sum()),
-        )
-        shown = shown_tokens(page)
-        assert [t["trained"] for t in shown if t["text"]].count(True) == page.locator(
-            "#runs .run.trained .token"
-        ).count()
-        gained = bool(((weights > 0) & (episode.weights == 0)).any())
-        lost = bool(((weights == 0) & (episode.weights > 0)).any())
-        assert (page.locator(".run.gained").count() > 0, page.locator(".run.lost").count() > 0) == (gained, lost)
+        page.wait_for_url(f"**policy={name}*")
+        assert [token[3] for token in shown_tokens(page)] == trained.tolist()
+        assert numbers_of(page.locator("#n-trained").inner_text()) == [trained.sum()]
+        assert page.locator("#n-stored").count() == 1
+        signs = (page.locator(".run.gained").count() > 0, page.locator(".run.lost").count() > 0)
+        stored = episode.weights > 0
+        assert signs == ((trained & ~stored).any(), (stored & ~trained).any())
     page.locator("#policy").select_option("")
     page.wait_for_selector("#n-stored", state="detached")
-    page.watch.check(pair.url)
 
 
 def test_a_row_is_a_map_of_its_documents(page: Page, rows: Running, sets: Sets) -> None:
     split = open_for_looking(sets.rows).split("train")
     number = int(np.argmax(split.documents))
     row = split.item(number)
+    assert row.documents is not None
     assert len(row.starts) > 2
-    show(page, rows, f"a/train/{number}", "#map")
+    page.goto(f"{rows.url}a/train/{number}")
     assert page.locator("#n-documents").inner_text() == str(len(row.starts))
-    assert page.locator("#map .documents tbody tr").count() == len(row.starts)
-    for (start, end), line in zip(row.borders, page.locator("#map .documents tbody tr").all(), strict=True):
-        assert line.locator("td.n").first.inner_text() == f"{end - start:,}"
+    lengths = page.locator("#map .documents tbody td.n:nth-child(2)").all_inner_texts()
+    assert lengths == [f"{end - start:,}" for start, end in row.borders]
     assert (page.locator("#map .pad").count() > 0) == (row.padding > 0)
     titles = {text.split(":")[0] for text in page.locator("#map svg .doc title").all_text_contents()}
     assert titles == {f"document {i}" for i in range(len(row.starts))}
     dividers = page.locator("#runs .divider[data-document]").all_inner_texts()
-    assert row.documents is not None
     assert [numbers_of(text)[1] for text in dividers] == row.documents.tolist()
     page.locator("#map .documents tbody tr a").last.click()
-    assert page.url.endswith(f"#t{int(row.starts[-1])}")
-    page.locator(f"#t{int(row.starts[-1])} .token").first.hover()
-    assert f"0 in its document, {int(row.starts[-1]):,} in all" in page.locator("#tip").inner_text()
-    page.watch.check(rows.url)
+    last = int(row.starts[-1])
+    assert page.url.endswith(f"#t{last}")
+    page.locator(f"#t{last} .token").first.hover()
+    assert f"0 in its document, {last:,} in all" in page.locator("#tip").inner_text()
 
 
-def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[str, Any]) -> None:
-    found = differences
-    assert found["counts"]["weights"] > 0
-    assert found["counts"]["ids"] > 0
-    assert found["counts"]["only_in_a"] > 0
-    assert found["counts"]["only_in_b"] > 0
-    show(page, pair, "compare", "#sides")
+def test_two_datasets_side_by_side(page: Page, pair: Running, sets: Sets, decoder: Any) -> None:
+    found = diff_datasets(sets.episodes, sets.other, show=100).as_json()
+    page.goto(f"{pair.url}compare")
     for change, count in found["counts"].items():
         assert page.locator(f"#counts [data-change={change}] b").inner_text() == f"{count:,}"
     rows = [numbers_of(text)[:2] for text in page.locator("#totals tbody tr").all_inner_texts()]
@@ -307,70 +244,117 @@ def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[
     picks = page.locator(".picks a")
     assert picks.count() == len(found["changed"])
     for change in ("ids", "weights", "only_in_a", "only_in_b"):
-        number = next(i for i, one in enumerate(found["changed"]) if one["change"] == change)
-        record = found["changed"][number]
+        number, record = next((i, one) for i, one in enumerate(found["changed"]) if one["change"] == change)
         picks.nth(number).click()
-        page.wait_for_function("n => location.search === '?n=' + n", arg=number)
-        page.wait_for_function(
-            "id => document.querySelector('.layout h2')?.textContent.startsWith(id)", arg=record["record_id"]
-        )
-        cells = page.locator("#sides .cell.minus, #sides .cell.plus").count()
-        assert cells == sum(line["sign"] != " " for line in record["lines"]) > 0
-        for line in record["lines"]:
-            if line["sign"] != " " and line["text"].strip().isalnum():
-                assert line["text"].strip() in page.locator("#sides").inner_text()
-    before = page.locator("#sides").inner_text()
+        arrive(page, f".layout h2:has-text('{record['record_id']}')")
+        changed = [line for line in record["lines"] if line["sign"] != " "]
+        assert page.locator("#sides .cell.minus, #sides .cell.plus").count() == len(changed) > 0
+        shown = page.locator("#sides").inner_text()
+        assert all(line["text"].strip() in shown for line in changed if line["text"].strip().isalnum())
+        equal = record["lines"][0]["tokens"]
+        if change == "weights":  # equal stretches can be shown
+            assert record["lines"][0]["sign"] == " "
+            page.locator("#sides .equal summary").first.click()
+            split, place = record["a"]["place"]
+            text = page.locator("#sides .equal .text").first.evaluate("node => node.textContent")
+            assert text.replace("⏎\n", "\n") == decoder.decode(EpisodeDataset(sets.episodes, split)[place].ids[:equal])
     page.keyboard.press("k")
-    page.wait_for_function("text => document.querySelector('#sides').innerText !== text", arg=before)
-    page.watch.check(pair.url)
-
-
-def test_equal_stretches_of_a_comparison_can_be_shown(
-    page: Page, pair: Running, sets: Sets, decoder: Any, differences: dict[str, Any]
-) -> None:
-    number, record = next(
-        (i, one)
-        for i, one in enumerate(differences["changed"])
-        if one["change"] == "weights" and one["lines"][0]["sign"] == " "
-    )
-    show(page, pair, f"compare?n={number}", "#sides .equal summary")
-    page.locator("#sides .equal summary").first.click()
-    page.wait_for_selector("#sides .equal .text")
-    ids = EpisodeDataset(sets.episodes, record["a"]["place"][0])[record["a"]["place"][1]].ids
-    wanted = decoder.decode(ids[: record["lines"][0]["tokens"]])
-    shown = page.locator("#sides .equal .text").first.evaluate("node => node.textContent")
-    assert shown.replace("\u23ce\n", "\n") == wanted
+    page.wait_for_function("text => document.querySelector('#sides').innerText !== text", arg=shown)
 
 
 def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    show(page, pair, "a/train", "text=Who speaks")
+    page.goto(f"{pair.url}a/train")
     page.keyboard.press("?")
     assert page.locator("#keys kbd").count() > 10
     page.keyboard.press("Escape")
-    page.keyboard.press("b")
-    arrive(page, "#list tbody tr")
-    page.keyboard.press("n")
-    arrive(page, "#list tr[data-number='50']")
-    for key in "jjk":
-        page.keyboard.press(key)
-    assert page.locator("#list [aria-selected=true]").get_attribute("data-number") == "50"
-    page.keyboard.press("Enter")
-    arrive(page, f"#record-id:text-is('{episodes[50].record_id}')")
-    page.keyboard.press("j")
-    arrive(page, f"#record-id:text-is('{episodes[51].record_id}')")
+    for keys, wait in (
+        ("b", "#list tbody tr"),
+        ("n", "#list tr[data-number='50']"),
+        ("jjk", "#list tr[data-number='50'][aria-selected=true]"),
+        (["Enter"], f"#record-id:text-is('{episodes[50].record_id}')"),
+        ("j", f"#record-id:text-is('{episodes[51].record_id}')"),
+        ("f", "#runs :target"),
+        ("w", "#policy:focus"),
+        (["Escape", "s"], ".badge:text-is('val')"),
+        ("d", "#sides"),
+        ("o", "text=Who speaks"),
+        ("b", "#search"),
+        ("/", "#search:focus"),
+    ):
+        for key in keys:
+            page.keyboard.press(key)
+        arrive(page, wait)
+
+
+def test_a_long_chat_has_ways_through_it(page: Page, hostile: Running) -> None:
+    page.goto(f"{hostile.url}a/train/{len(HOSTILE) + 2}")
+    assert page.locator("#turns li").count() == 2 * TURNS + 1
     page.keyboard.press("f")
-    page.wait_for_url(re.compile(r"#t\d+$"))
-    page.keyboard.press("w")
-    assert page.evaluate("document.activeElement.id") == "policy"
-    page.keyboard.press("Escape")
-    page.keyboard.press("s")
-    arrive(page, ".badge:text-is('val')")
-    page.keyboard.press("d")
-    arrive(page, "#sides")
-    page.keyboard.press("o")
-    arrive(page, "text=Who speaks")
-    page.keyboard.press("b")
-    arrive(page, "#search")
-    page.keyboard.press("/")
-    assert page.evaluate("document.activeElement.id") == "search"
-    page.watch.check(pair.url)
+    assert page.url.endswith(f"#t{26 * 20 + len('Question 0')}"), "the first trained token"
+    line = page.locator("#turns li a", has_text="Said 11")
+    line.click()
+    assert page.url.endswith(f"#t{line.get_attribute('data-start')}")
+    assert page.locator(".message.long").count() == 1, "a long prompt does not push the chat off the screen"
+    assert page.locator(".message.long").evaluate("node => node.offsetHeight") < 300
+
+
+def inert(page: Page) -> None:
+    """Nothing ran, and no element came out of the data."""
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("main script, main img, main iframe, main object, main embed").count() == 0
+    assert page.locator("main a[href^='javascript:'], main a[href^='http']").count() == 0
+
+
+def test_lists_searches_and_plots_show_hostile_ids_and_sources_as_text(page: Page, hostile: Running) -> None:
+    page.goto(f"{hostile.url}a/train")
+    assert "<script>alert('source')</script>" in page.locator("main").inner_text()
+    inert(page)
+    page.goto(f"{hostile.url}a/train/browse")
+    shown = page.locator("#list").inner_text()
+    assert listed(page) == list(range(len(HOSTILE) + 3))
+    assert "<img src=x onerror=alert(1)>" in shown
+    assert "\u202e" not in shown
+    assert "\\u202e" in shown
+    page.locator("[name=source]").select_option("<script>alert('source')</script>")
+    page.locator("#filters").get_by_role("button", name="Filter").click()
+    page.wait_for_selector("text=(of 11)")
+    assert listed(page) == list(range(len(HOSTILE) + 1))
+    page.locator("#search").fill("<script>window.PWNED")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=1 hit in 11 episodes.")
+    assert page.locator("#list mark").inner_text() == "<script>window.pwned"
+    inert(page)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_shown_and_nothing_more(page: Page, hostile: Running, name: str) -> None:
+    raw = HOSTILE[name]
+    page.goto(f"{hostile.url}a/train/{list(HOSTILE).index(name)}?colour=kind")
+    assert page.locator("#n-tokens").inner_text() == f"{len(raw) + 3 + 7 + min(len(raw), 200):,}"
+    shown = page.locator("#runs").evaluate("node => node.textContent")
+    assert not set(shown) & set("\u202e\u2066\u2069\u202c\u200f\x00\x01\x1b\x7f\x08\u2028\ufeff\x85")
+    for part in {"nul": ("␀", "␛[31mred"), "direction": ("\\u202e", "\u05d0\u05d1")}.get(name, ()):
+        assert part in shown
+    if name == "no utf-8":
+        assert page.locator(".token.raw").count() >= 6
+        page.locator(".token.raw").first.hover()
+        assert "e2" in page.locator("#tip").inner_text()
+    if raw.isascii() and raw.decode().isprintable():
+        assert raw.decode() in shown
+    inert(page)
+
+
+def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Running) -> None:
+    page.goto(f"{hostile.url}a/train/{len(HOSTILE)}")
+    total = len(LARGE) + 3 + 7 + 200
+    assert total > 1 << 20
+    assert page.locator("#n-tokens").inner_text() == f"{total:,}"
+    assert page.locator("#runs .token").count() <= 2048
+    page.locator("input[aria-label='Token to go to']").first.fill(str(total - 50))
+    page.get_by_role("button", name="Go to token").first.click()
+    arrive(page, f"text={total - 50 - 64:,}–{total - 1:,}")
+    assert page.locator("#hit").count() == 1
+    assert page.locator("#runs .run.trained").count() > 0
+    page.keyboard.press("p")
+    page.wait_for_selector(f"text={total - 50 - 64 - 2048:,}–{total - 50 - 64 - 1:,}")
+    inert(page)

@@ -30,30 +30,33 @@ BYTES = Decoder(byte_tokenizer())
 SOURCES = ("wiki", "forum", "code")
 
 
-def write_episodes(folder: Path, count: int = 60, *, seed: int = 0, stored: bool = True) -> EpisodeDataset:
+def write_episodes(folder: Path, *, stored: bool = True) -> list[Any]:
     """Random episodes of bytes; with `stored=False` three plain files, as other programs write them."""
-    rng = np.random.RandomState(seed)
+    rng = np.random.RandomState(0)
     with EpisodeWriter(folder, "train", shard_tokens=900) as writer:
-        for number in range(count):
+        for number in range(60):
             length = int(rng.randint(1, 70))
             kinds = np.repeat(rng.randint(1, KINDS, length // 4 + 1), 4)[:length].astype(np.uint8)
             weights = (rng.rand(length) < 0.4) * (0.5 if number % 9 == 0 else 1.0)
             ids = rng.choice(np.frombuffer(b"abc \xc3\xa9", dtype=np.uint8), length).astype(np.uint32)
-            if stored:
-                source = SOURCES[number % 3]
-                writer.append(ids, weights, kinds=kinds, source=source, turns=number % 4, record_id=f"r{number}")
-            else:
-                writer.append(ids, weights)
+            about: dict[str, Any] = {"source": SOURCES[number % 3], "turns": number % 4, "record_id": f"r{number}"}
+            writer.append(ids, weights, **({"kinds": kinds, **about} if stored else {}))
     if not stored:
         (folder / "train" / "episodes.json").unlink()
-    return EpisodeDataset(folder, "train")
+    found = list(EpisodeDataset(folder, "train"))
+    assert len(found) == 60
+    return found
+
+
+def opened_split(folder: Path, tokenizer: Any = "bytes") -> OpenedSplit:
+    return open_viewed([folder], tokenizer=tokenizer)["a"]["train"]
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedSplit:
     folder = tmp_path_factory.mktemp("episodes")
     write_episodes(folder)
-    found = open_viewed([folder], tokenizer="bytes")["a"]["train"]
+    found = opened_split(folder)
     found.wait()
     assert found.done
     return found
@@ -61,9 +64,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedSplit:
 
 @pytest.fixture(scope="module")
 def episodes(opened: OpenedSplit) -> list[Any]:
-    found = list(EpisodeDataset(opened.look.path, "train"))
-    assert len(found) == 60
-    return found
+    return list(EpisodeDataset(opened.look.path, "train"))
 
 
 def hits_of(split: Any, decoder: Decoder | None, words: str, **how: Any) -> list[Hit]:
@@ -88,30 +89,27 @@ def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
             if len(piece.ids) > 1:
                 assert bytes.fromhex(piece.raw.replace("|", "")) == raw
                 assert len(piece.text) == 1
-    # where nothing is broken, the pieces are the text
-    if not any(piece.flag for piece in pieces):
+    if not any(piece.flag for piece in pieces):  # where nothing is broken, the pieces are the text
         assert "".join(piece.text for piece in pieces) == bytes(ids).decode()
 
 
-def test_without_a_tokenizer_ids_are_shown() -> None:
+def test_without_a_tokenizer_ids_are_shown_and_nothing_is_searched(opened: OpenedSplit) -> None:
     assert pieces_of(np.array([5, 70000]), None) == [TextPiece("5", (5,), "id"), TextPiece("70000", (70000,), "id")]
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        list(search(opened.split, None, "abc"))
 
 
 @settings(max_examples=150)
-@given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5))
-def test_search_finds_what_reading_everything_finds(opened: OpenedSplit, episodes: list[Any], words: str) -> None:
-    if not words.strip():
-        with pytest.raises(ConfigError, match="nothing to search"):
-            list(search(opened.split, BYTES, words))
-        with pytest.raises(ConfigError, match="--tokenizer"):
-            list(search(opened.split, None, "abc"))
-        return
-    wanted = [i for i, e in enumerate(episodes) if words.encode().lower() in bytes(e.ids.tolist()).lower()]
-    found = hits_of(opened.split, BYTES, words)
-    assert [hit.number for hit in found] == wanted
+@given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5).filter(str.strip), even=st.booleans())
+def test_search_finds_what_reading_everything_finds(
+    opened: OpenedSplit, episodes: list[Any], words: str, even: bool
+) -> None:
+    chosen = np.arange(60) % 2 == 0 if even else np.ones(60, dtype=bool)
+    texts = [bytes(e.ids.tolist()).lower() for e in episodes]
+    found = hits_of(opened.split, BYTES, words, chosen=chosen if even else None)
+    assert [hit.number for hit in found] == [i for i in range(60) if chosen[i] and words.encode().lower() in texts[i]]
     for hit in found:
-        raw = bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist())
-        assert raw.lower() == words.encode().lower()
+        assert texts[hit.number][hit.at : hit.at + hit.tokens] == words.encode().lower()
 
 
 def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> None:
@@ -119,18 +117,10 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
     with EpisodeWriter(tmp_path, "train") as writer:
         for text in texts:
             writer.append(gpt2.encode(text) or [gpt2.eos_id])
-    split = open_viewed([tmp_path], tokenizer=gpt2)["a"]["train"]
-    text = Decoder(gpt2)
+    split = opened_split(tmp_path, gpt2).split
     for words in ("milling", "ll", "eel m", "milling wheel", "MiLL", "g", " mill", "wheels", "nothing"):
-        found = [hit.number for hit in hits_of(split.split, text, words)]
+        found = [hit.number for hit in hits_of(split, Decoder(gpt2), words)]
         assert found == [i for i, one in enumerate(texts) if words.lower() in one.lower()], words
-
-
-def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:
-    chosen = np.arange(60) % 2 == 0
-    found = [hit.number for hit in hits_of(opened.split, BYTES, "ab", chosen=chosen)]
-    assert found == [i for i, e in enumerate(episodes) if i % 2 == 0 and b"ab" in bytes(e.ids.tolist())]
-    assert found
 
 
 FILTERS = st.builds(
@@ -177,18 +167,17 @@ def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[
     counts = opened.counts
     kinds = np.concatenate([e.kinds for e in episodes])
     trained = np.concatenate([e.weights for e in episodes]) > 0
-    assert counts.kinds[:, 0].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
-    assert counts.kinds[:, 1].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
     assert len(kinds) > 1000
+    for column, some in enumerate((kinds, kinds[trained])):
+        assert counts.kinds[:, column].tolist() == np.bincount(some, minlength=KINDS).tolist()
     for policy, under in zip(opened.policies, counts.trained_under.tolist(), strict=True):
-        wanted = sum(int((policy.token_weights(e.kinds) > 0).sum()) for e in episodes)
-        assert under == wanted, policy.name
+        assert under == sum(int((policy.token_weights(e.kinds) > 0).sum()) for e in episodes), policy.name
     assert {policy.name for policy in opened.policies} < set(PRESETS)
 
 
 def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: Path) -> None:
     dataset = write_episodes(tmp_path, stored=False)
-    opened = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
+    opened = opened_split(tmp_path)
     assert opened.split.stored_trained is None
     assert opened.trained is None
     assert overview_values(opened)["stats"] is None
@@ -207,34 +196,29 @@ def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: 
 
 def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     write_episodes(tmp_path, stored=False)
-    opened = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
-    shard = next((tmp_path / "train").glob("shard_*"))
-    (shard / "tokens.bin").write_bytes(b"\0" * 8)
+    opened = opened_split(tmp_path)
+    next((tmp_path / "train").glob("shard_*/tokens.bin")).write_bytes(b"\0" * 8)
     opened.wait()
     assert not opened.done
     assert "tokens.bin" in opened.problem
 
 
-@pytest.mark.parametrize("policy", [None, "last_turn", "all"])
-def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list[Any], policy: str | None) -> None:
+@pytest.mark.parametrize("policy", ["", "last_turn", "all"])
+def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list[Any], policy: str) -> None:
     number = int(np.argmax([len(e) for e in episodes]))
     episode = episodes[number]
-    weights = episode.weights if policy is None else PRESETS[policy].token_weights(episode.kinds)
+    weights = PRESETS[policy].token_weights(episode.kinds) if policy else episode.weights
     view = view_item(opened.item(number), BYTES, "episode", opened.policy(policy))
-    at = 0
+    found = []
     for first in range(0, len(episode), 9):
-        for _, _, messages in view.window(first, first + 9):
-            for run in (run for message in messages for run in message.runs):
-                assert run.start == at
-                for token_id in (i for piece in view.pieces(run) for i in piece.ids):
-                    assert token_id == episode.ids[at]
-                    assert run.weight == np.float32(weights[at])
-                    assert run.stored == np.float32(episode.weights[at])
-                    assert run.change == {(True, False): "gained", (False, True): "lost"}.get(
-                        (bool(weights[at] > 0), bool(episode.weights[at] > 0)), ""
-                    )
-                    at += 1
-    assert at == len(episode) > 20
+        for run in (run for _, _, said in view.window(first, first + 9) for one in said for run in one.runs):
+            assert run.start == len(found)
+            ids = [i for piece in view.pieces(run) for i in piece.ids]
+            found += [(token_id, run.weight, run.stored, run.change) for token_id in ids]
+    changes = {(True, False): "gained", (False, True): "lost"}
+    columns = (episode.ids.tolist(), weights.tolist(), episode.weights.tolist())
+    assert found == [(i, w, s, changes.get((w > 0, s > 0), "")) for i, w, s in zip(*columns, strict=True)]
+    assert len(found) > 20
     assert view.trained == int((weights > 0).sum())
     assert sum(end - first for first, end in view.trained_stretches) == view.trained
     assert sum(message.tokens for document in view.documents for message in document.messages) == len(episode)
@@ -249,8 +233,7 @@ def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes
             if number % 2:
                 opened.split.release()
             assert item.ids.tolist() == episodes[number].ids.tolist()
-            assert item.record_id == episodes[number].record_id
-            assert opened.split.record_id(number) == f"r{number}"
+            assert item.record_id == episodes[number].record_id == opened.split.record_id(number) == f"r{number}"
         return len(hits_of(opened.split, BYTES, "ab"))
 
     with ThreadPoolExecutor(6) as pool:
@@ -265,8 +248,7 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     np.array([104, 105], dtype="<u4").tofile(folder / "tokens.bin")
     np.array([[0, 0], [0, 2]], dtype="<u8").tofile(folder / "episodes.idx")
     np.array([0, 1], dtype="u1").tofile(folder / "mask.bin")
-    found = open_viewed([tmp_path / "train"], tokenizer="bytes")["a"]
-    split = found["train"]
+    split = opened_split(folder)
     assert split.look.layout is LookLayout.EPISODES
     split.wait()
     assert split.done
@@ -277,11 +259,10 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
 
 def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([5, 6], [0, 1])
-        writer.append([3, 4], [0, 1])
-        writer.append([7, 8, 9], [0, 1, 1])
+        for ids, mask in (([5, 6], [0, 1]), ([3, 4], [0, 1]), ([7, 8, 9], [0, 1, 1])):
+            writer.append(ids, mask)
     state_rows(tmp_path / "train", 4)
-    split = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
+    split = opened_split(tmp_path)
     split.wait()
     first, second = (view_item(split.item(number), BYTES, "row") for number in (0, 1))
     assert (first.trained_stretches, first.item.padding, len(first.documents)) == ([(1, 3)], 1, 1)

@@ -25,6 +25,7 @@ ALLOWED = {
     *("h1", "h2", "h3", "p", "span", "b", "i", "em", "a", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
     *("details", "summary", "pre", "code", "svg", "rect", "line", "text", "dl", "dt", "dd"),
 }
+LOADS = {"src", "srcset", "data", "action", "xlink:href", "style", "href"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +34,24 @@ def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page; unbalanced tags are an error."""
+    """Tags with their attributes, and text of a page; unbalanced tags are an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, set[str]]] = []
         self.text: list[str] = []
-        self.titles: list[str] = []
         self.open: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta",):
+        self.handle_startendtag(tag, attrs)
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+        self.tags.append((tag, {name for name, _ in attrs}))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -68,15 +68,10 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", ["episodes", "rows", "hf", "kd"])
 def test_the_page_is_whole_and_loads_nothing(name: str) -> None:
     text = page(name)
-    read = Page(text)
-    assert {tag for tag, _ in read.tags} - {"title"} <= ALLOWED
-    assert len(read.tags) > 100
-    for tag, attributes in read.tags:
-        assert not any(key.startswith("on") for key in attributes), (tag, attributes)
-        assert not {"src", "srcset", "data", "action", "xlink:href", "style", "href"} & set(attributes), (
-            tag,
-            attributes,
-        )
+    tags = Page(text).tags
+    assert {tag for tag, _ in tags} <= ALLOWED
+    assert len(tags) > 100
+    assert not [tag for tag, names in tags if names & LOADS or any(name.startswith("on") for name in names)]
     assert not re.search(r"@import|https?://", text)
     assert "default-src 'none'" in text
     assert not set("\x00\x1b\x07\x9b\u202e\u2028") & set(text)
@@ -86,7 +81,7 @@ def test_hostile_content_is_shown_as_it_is() -> None:
     text = page("episodes")
     shown = "".join(Page(text).text)
     for name, content in HOSTILE.items():
-        assert visible(content[:1500]).replace("\u23ce\n", "\u23ce\n") in shown, name
+        assert visible(content[:1500]) in shown, name
     assert "more characters" in shown
     assert "<script" not in text
     assert "<img" not in text
@@ -104,6 +99,9 @@ def test_the_numbers_are_those_of_the_dataset() -> None:
             assert f"{one.name}{one.tokens:,}{one.trained:,}{percent(one.trained, one.tokens)}" in shown
     assert "records left out: unknown_role: 1" in shown
     assert "Made by Chatmill 1.2.3" in shown
+    assert [compact(n) for n in (0, 9999, 10_000, 20_872, 4_100_000)] == ["0", "9,999", "10K", "20.9K", "4.1M"]
+    shares = [percent(*share) for share in ((1, 10_000), (9_999, 10_000), (0, 5), (1, 0))]
+    assert shares == ["<0.1%", ">99.9%", "0.0%", "–"]
 
 
 def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
@@ -119,13 +117,3 @@ def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
     for wrong, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no such folder")):
         with pytest.raises(ConfigError, match=words):
             write_page(wrong, "x")
-
-
-def test_numbers_in_few_characters() -> None:
-    assert [compact(n) for n in (0, 9999, 10_000, 20_872, 4_100_000)] == ["0", "9,999", "10K", "20.9K", "4.1M"]
-    assert [percent(1, 10_000), percent(9_999, 10_000), percent(0, 5), percent(1, 0)] == [
-        "<0.1%",
-        ">99.9%",
-        "0.0%",
-        "–",
-    ]
