@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import datetime
 import importlib
-import inspect
+import json
 import os
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import chatmill
+from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.errors import RecordError
+from chatmill.core.kinds import Part, RoleCode, kind, parts_of
+from chatmill.errors import ConfigError, RecordError
+from chatmill.prove.verify import verify
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.systems.token_native_sft import (
     DEFAULT_SYSTEM_TEXT,
     MARKERS,
@@ -31,15 +38,17 @@ from chatmill.systems.token_native_sft import (
     ChatMsg,
     collate_sft_batch,
     pack_sft_ids_and_mask,
-    serialize_chat_to_ids,
+    sft_batch,
     sft_loss_mask_for_ids,
 )
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from chatmill.tokenizer.load import load_tokenizer
 from tests.chats import chat_record as chat
 from tests.systems.sft_words import ASST, EOT, SYS, USR, serialize
 
 ROLE_IDS = {"sys_id": SYS, "usr_id": USR, "asst_id": ASST, "eot_id": EOT}
 DEFAULT = [SYS, 10, 11, 12, 13, 14, EOT]
+TURN = [USR, 17, EOT, ASST, 18, EOT]
 
 
 def mask_of(ids: list[int]) -> list[bool]:
@@ -50,108 +59,62 @@ def pack(ids: list[int], mask: list[bool], S: int, pad_id: int = EOT) -> tuple[l
     return pack_sft_ids_and_mask(ids, mask, S=S, pad_id=pad_id, **ROLE_IDS)
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def test_control_tokens_are_the_four_of_the_format() -> None:
+def test_control_tokens_and_types_are_those_of_the_format() -> None:
+    """That the signatures are, too, is shown by test_facade.py."""
     suffix = "84a5023f67d74cf29cc4001becde983c"
-    assert list(MARKERS) == ["sys", "usr", "asst", "eot"]
-    assert all(spelling == f"<|ngpt_{name}_{suffix}|>" for name, spelling in MARKERS.items())
+    assert {name: f"<|ngpt_{name}_{suffix}|>" for name in ("sys", "usr", "asst", "eot")} == MARKERS
     assert set(find_template("token_native").control_tokens) == set(MARKERS.values())
     assert DEFAULT_SYSTEM_TEXT == "you are a helpful assistant."
-
-
-def test_signatures_are_exact() -> None:
-    def names(function: Any) -> list[tuple[str, str, Any]]:
-        return [(p.name, p.kind.name, p.default) for p in inspect.signature(function).parameters.values()]
-
-    word, keyword, none = "POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY", inspect.Parameter.empty
-    ids = [(name, keyword, none) for name in ("sys_id", "usr_id", "asst_id", "eot_id")]
-    assert names(serialize_chat_to_ids) == [
-        ("ex", word, none), ("tokenizer", keyword, none), ("default_system_text", keyword, none),
-    ]  # fmt: skip
-    assert names(sft_loss_mask_for_ids) == [("ids", word, none), *ids]
-    assert names(pack_sft_ids_and_mask) == [
-        ("ids", word, none), ("mask", word, none), ("S", keyword, none), *ids, ("pad_id", keyword, none),
-    ]  # fmt: skip
-    assert names(collate_sft_batch) == [
-        ("packed", word, none), ("T", keyword, none), ("device", keyword, none), ("ignore_index", keyword, -100),
-    ]  # fmt: skip
     assert typing.is_typeddict(ChatMsg)
     assert typing.is_typeddict(ChatExample)
-    assert ChatExample.__required_keys__ == {"messages"}
-    assert ChatExample.__optional_keys__ == {"id"}
+    assert (ChatExample.__required_keys__, ChatExample.__optional_keys__) == ({"messages"}, {"id"})
 
 
 # --- serialization -------------------------------------------------------------------------------------------------
 
 
-def test_golden_ids_of_one_turn() -> None:
-    ids = serialize(chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello")))
-    assert ids == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
-
-
-def test_golden_ids_of_many_turns() -> None:
-    ids = serialize(
-        chat(
-            ("system", "be brief"), ("user", "what is it"), ("assistant", "it is a"), ("user", "bye"), ("assistant", "")
-        )
-    )
-    assert ids == [
-        *[SYS, 15, 16, EOT],
-        *[USR, 20, 21, 22, EOT],
-        *[ASST, 22, 21, 12, EOT],
-        *[USR, 19, EOT],
-        *[ASST, EOT],
-    ]
-
-
-def test_without_a_system_message_the_default_text_is_written() -> None:
-    ex = chat(("user", "hi"), ("assistant", "hello"))
-    assert serialize(ex) == [*DEFAULT, USR, 17, EOT, ASST, 18, EOT]
-    assert serialize(ex, default_system_text="be brief") == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
-    assert serialize(ex, default_system_text="") == [SYS, EOT, USR, 17, EOT, ASST, 18, EOT]
-
-
-def test_roles_are_matched_without_case() -> None:
-    loud = chat(("SYSTEM", "be brief"), ("User", "hi"), ("aSSISTANT", "hello"))
-    assert serialize(loud) == serialize(chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello")))
-
-
 @pytest.mark.parametrize(
-    ("roles", "expected"),
+    ("turns", "default", "expected"),
     [
-        (("user", "user", "assistant"), [USR, 17, EOT, USR, 17, EOT, ASST, 17, EOT]),
-        (("assistant", "user"), [ASST, 17, EOT, USR, 17, EOT]),
-        (("user", "assistant", "user"), [USR, 17, EOT, ASST, 17, EOT, USR, 17, EOT]),
-        (("user",), [USR, 17, EOT]),
+        ("system be brief,user hi,assistant hello", None, [SYS, 15, 16, EOT, *TURN]),
+        ("SYSTEM be brief,User hi,aSSISTANT hello", None, [SYS, 15, 16, EOT, *TURN]),
+        (
+            "system be brief,user what is it,assistant it is a,user bye,assistant ",
+            None,
+            [SYS, 15, 16, EOT, USR, 20, 21, 22, EOT, ASST, 22, 21, 12, EOT, USR, 19, EOT, ASST, EOT],
+        ),
+        ("user hi,assistant hello", None, [*DEFAULT, *TURN]),
+        ("user hi,assistant hello", "be brief", [SYS, 15, 16, EOT, *TURN]),
+        ("user hi,assistant hello", "", [SYS, EOT, *TURN]),
+        ("user hi,user hi,assistant hello", None, [*DEFAULT, USR, 17, EOT, *TURN]),
+        ("assistant hi,user hi", None, [*DEFAULT, ASST, 17, EOT, USR, 17, EOT]),
+        ("user hi,assistant hello,user hi", None, [*DEFAULT, *TURN, USR, 17, EOT]),
     ],
 )
-def test_odd_orders_are_kept_as_they_are(roles: tuple[str, ...], expected: list[int]) -> None:
-    assert serialize(chat(*[(role, "hi") for role in roles])) == DEFAULT + expected
+def test_golden_ids(turns: str, default: str | None, expected: list[int]) -> None:
+    ex = chat(*[(role, text) for role, _, text in (turn.partition(" ") for turn in turns.split(","))])
+    assert serialize(ex, default_system_text=DEFAULT_SYSTEM_TEXT if default is None else default) == expected
+
+
+HI = {"role": "user", "content": "hi"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": "{}"}]}
 
 
 @pytest.mark.parametrize(
     ("messages", "code", "path"),
     [
-        ([{"role": "user", "content": "hi"}, {"role": "system", "content": "hi"}], "late_system", "messages[1].role"),
-        ([{"role": "system", "content": "hi"}] * 2, "late_system", "messages[1].role"),
-        ([{"role": "tool", "content": "hi"}], "role_not_in_template", "messages[0].role"),
-        ([{"role": "judge", "content": "hi"}], "unknown_role", "messages[0].role"),
-        ([{"role": "user", "content": None}], "null_content", "messages[0].content"),
-        ([{"role": "user", "content": "a\ud800"}], "lone_surrogate", "messages[0].content"),
+        ([HI, HI | {"role": "system"}], "late_system", "messages[1].role"),
+        ([HI | {"role": "system"}] * 2, "late_system", "messages[1].role"),
+        ([HI | {"role": "tool"}], "role_not_in_template", "messages[0].role"),
+        ([HI | {"role": "judge"}], "unknown_role", "messages[0].role"),
+        ([HI | {"content": None}], "null_content", "messages[0].content"),
+        ([HI | {"content": "a\ud800"}], "lone_surrogate", "messages[0].content"),
         ([], "no_messages", "messages"),
         (None, "messages_type", "messages"),
-        (
-            [{"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": "{}"}]}],
-            "tool_calls_not_in_template",
-            "messages[0].tool_calls",
-        ),
-        (
-            [{"role": "assistant", "content": "hi", "channel": "analysis"}],
-            "channel_not_in_template",
-            "messages[0]",
-        ),
+        ([CALL], "tool_calls_not_in_template", "messages[0].tool_calls"),
+        ([HI | {"role": "assistant", "channel": "analysis"}], "channel_not_in_template", "messages[0]"),
+        ([HI, HI | {"role": "assistant", "train": False}], "bad_weight", "messages[1]"),
+        ([HI | {"role": "assistant", "weight": 0.5}], "bad_weight", "messages[0]"),
     ],
 )
 def test_bad_chats_are_errors_with_their_name(messages: Any, code: str, path: str) -> None:
@@ -161,6 +124,23 @@ def test_bad_chats_are_errors_with_their_name(messages: Any, code: str, path: st
     assert str(caught.value).startswith(f"record 'chat-7', field {path}: ")
     with pytest.raises(RecordError, match=r"^record '0', "):
         serialize({"id": 0, "messages": messages})
+
+
+def test_the_default_system_text_comes_from_a_recipe(tmp_path: Path) -> None:
+    ex = chat(("user", "hi"), ("assistant", "no"))
+    (tmp_path / "c.jsonl").write_text(json.dumps(ex) + "\n")
+    recipe = {"sources": [{"path": str(tmp_path / "c.jsonl")}], "tokenizer": "bytes", "template": "token_native"}
+    recipe |= {"add_control_tokens": True}
+    run_build(recipe | {"template_options": {"default_system_text": "be brief"}}, tmp_path / "built", workers=0)
+    wanted = serialize(ex, load_tokenizer("bytes", control_tokens=[*MARKERS.values()]), "be brief")
+    assert EpisodeDataset(tmp_path / "built", "train")[0].ids.tolist() == wanted
+    assert verify(tmp_path / "built").passed
+    for options, says in (
+        ({"default_system": "x"}, "It reads: default_system_text"),
+        ({"default_system_text": f"say {MARKERS['eot']}"}, "spells the control token"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            run_build(recipe | {"template_options": options}, tmp_path / "no", workers=0)
 
 
 # --- mask ----------------------------------------------------------------------------------------------------------
@@ -177,6 +157,7 @@ def test_the_mask_is_on_assistant_content_and_its_eot_only() -> None:
 
 def test_a_role_id_closes_a_span_whose_eot_is_missing() -> None:
     assert mask_of([ASST, 18, USR, 17, EOT]) == [False, True, False, False, False]
+    assert mask_of([ASST, 18, SYS, 17, EOT]) == [False, True, False, False, False]
     assert mask_of([ASST, 18, ASST, 17, EOT]) == [False, True, False, True, True]
     assert mask_of([17, EOT, EOT]) == [False] * 3
     assert mask_of([]) == []
@@ -185,168 +166,180 @@ def test_a_role_id_closes_a_span_whose_eot_is_missing() -> None:
 # --- truncate and pad ----------------------------------------------------------------------------------------------
 
 
-def turn(role_id: int, *content: int) -> list[int]:
-    return [role_id, *content, EOT]
+def u(*content: int) -> list[int]:
+    return [USR, *content, EOT]
 
 
-def packed_turns(turns: list[list[int]], S: int) -> list[int]:
-    ids = [token for one in turns for token in one]
-    packed, mask = pack(ids, mask_of(ids), S, pad_id=0)
-    assert len(packed) == len(mask) == S
-    return packed
+def a(*content: int) -> list[int]:
+    return [ASST, *content, EOT]
 
 
-HEAD = turn(SYS, 100)
-PAIRS = [turn(USR, 200), turn(ASST, 201, 202), turn(USR, 210), turn(ASST, 211), turn(USR, 220), turn(ASST, 221)]
+HEAD = [SYS, 100, EOT]
+PAIRS = [*u(200), *a(201, 202), *u(210), *a(211), *u(220), *a(221)]
+AFTER = [*HEAD, *u(200), *a(201), *u(300), *u(301)]
+UNANSWERED = [*HEAD, *u(200), *u(201), *u(202)]
 
 
 @pytest.mark.parametrize(
-    ("S", "kept"),
+    ("ids", "S", "kept"),
     [
-        (22, [HEAD, *PAIRS]),
-        (21, [HEAD, *PAIRS[2:]]),
-        (15, [HEAD, *PAIRS[2:]]),
-        (14, [HEAD, *PAIRS[4:]]),
-        (9, [HEAD, *PAIRS[4:]]),
+        # the oldest pairs go first, and the last assistant turn stays
+        ([*HEAD, *PAIRS], 22, [*HEAD, *PAIRS]),
+        ([*HEAD, *PAIRS], 21, [*HEAD, *PAIRS[7:]]),
+        ([*HEAD, *PAIRS], 14, [*HEAD, *PAIRS[13:]]),
+        # the final pair alone is too long
+        ([*HEAD, *PAIRS], 8, [100, EOT, *PAIRS[13:]]),
+        # an assistant first, two users in a row, two assistants in a row: one turn at a time
+        ([*HEAD, *a(301), *u(302), *a(303)], 10, [*HEAD, *u(302), *a(303)]),
+        ([*HEAD, *u(301), *u(302), *a(303)], 9, [*HEAD, *u(302), *a(303)]),
+        ([*HEAD, *u(301), *a(302), *a(303)], 6, [*HEAD, *a(303)]),
+        # turns after the final assistant stay while others can be dropped, and go before anything is cut
+        ([*HEAD, *u(301), *a(302), *u(303), *a(304), *u(305)], 12, [*HEAD, *u(303), *a(304), *u(305)]),
+        (AFTER, 14, AFTER[:9]),
+        (AFTER, 4, [EOT, ASST, 201, EOT]),
+        # no assistant turn: the last turn stays
+        (UNANSWERED, 8, [*HEAD, *u(202)]),
+        (UNANSWERED, 5, [100, EOT, *u(202)]),
+        (u(*range(200, 210)), 4, [207, 208, 209, EOT]),
+        # padding that is there already does not push the final eot out
+        ([*HEAD, *u(200), *a(201), *[EOT] * 20], 4, [EOT, ASST, 201, EOT]),
+        ([], 3, []),
     ],
 )
-def test_oldest_pairs_go_first_and_the_last_assistant_turn_stays(S: int, kept: list[list[int]]) -> None:
-    flat = [token for one in kept for token in one]
-    assert packed_turns([HEAD, *PAIRS], S) == flat + [0] * (S - len(flat))
-
-
-def test_when_the_final_pair_alone_is_too_long_the_last_tokens_are_kept() -> None:
-    assert packed_turns([HEAD, *PAIRS], 8) == [100, EOT, USR, 220, EOT, ASST, 221, EOT]
-    assert packed_turns([HEAD, *PAIRS], 2) == [221, EOT]
+def test_whole_turns_are_dropped_before_anything_is_cut(ids: list[int], S: int, kept: list[int]) -> None:
+    packed, mask = pack(ids, mask_of(ids), S, pad_id=0)
+    assert packed == kept + [0] * (S - len(kept))
+    assert len(mask) == S
 
 
 def test_one_giant_assistant_turn_keeps_its_end_and_its_mask() -> None:
-    ids = HEAD + turn(USR, 200) + turn(ASST, *range(300, 400))
-    packed, mask = pack(ids, mask_of(ids), 10)
-    assert packed == [*range(391, 400), EOT]
-    assert mask == [True] * 10
-
-
-@pytest.mark.parametrize(
-    ("turns", "S", "kept"),
-    [
-        # an assistant first
-        ([turn(ASST, 1001), turn(USR, 1002), turn(ASST, 1003)], 10, [turn(USR, 1002), turn(ASST, 1003)]),
-        # two users in a row: one at a time
-        (
-            [turn(USR, 1001), turn(USR, 1002), turn(ASST, 1003), turn(USR, 1004), turn(ASST, 1005)],
-            15,
-            [turn(USR, 1002), turn(ASST, 1003), turn(USR, 1004), turn(ASST, 1005)],
-        ),
-        # the user before the final assistant belongs to it; the one before that does not
-        ([turn(USR, 1001), turn(USR, 1002), turn(ASST, 1003)], 9, [turn(USR, 1002), turn(ASST, 1003)]),
-        # two assistants in a row: the final one stands alone
-        ([turn(USR, 1001), turn(ASST, 1002), turn(ASST, 1003)], 6, [turn(ASST, 1003)]),
-        # what follows the final assistant stays while turns can be dropped
-        (
-            [turn(USR, 1001), turn(ASST, 1002), turn(USR, 1003), turn(ASST, 1004), turn(USR, 1005)],
-            12,
-            [turn(USR, 1003), turn(ASST, 1004), turn(USR, 1005)],
-        ),
-    ],
-)
-def test_imperfect_turns_are_dropped_one_at_a_time(turns: list[list[int]], S: int, kept: list[list[int]]) -> None:
-    flat = [token for one in [HEAD, *kept] for token in one]
-    assert packed_turns([HEAD, *turns], S) == flat + [0] * (S - len(flat))
-
-
-def test_turns_after_the_final_assistant_are_removed_before_anything_is_cut() -> None:
-    turns = [HEAD, turn(USR, 200), turn(ASST, 201), turn(USR, 300), turn(USR, 301)]
-    assert packed_turns(turns, 15) == [token for one in turns for token in one]
-    assert packed_turns(turns, 14) == [*HEAD, *turn(USR, 200), *turn(ASST, 201), 0, 0, 0, 0, 0]
-    assert packed_turns(turns, 4) == [EOT, ASST, 201, EOT]
-
-
-def test_without_an_assistant_turn_the_last_turn_stays() -> None:
-    turns = [HEAD, turn(USR, 200), turn(USR, 201), turn(USR, 202)]
-    assert packed_turns(turns, 9) == [*HEAD, *turn(USR, 201), *turn(USR, 202)]
-    assert packed_turns(turns, 8) == [*HEAD, *turn(USR, 202), 0, 0]
-    assert packed_turns(turns, 5) == [100, EOT, USR, 202, EOT]
-    assert packed_turns([turn(USR, *range(200, 210))], 4) == [207, 208, 209, EOT]
+    ids = [*HEAD, *u(200), *a(*range(300, 400))]
+    assert pack(ids, mask_of(ids), 10) == ([*range(391, 400), EOT], [True] * 10)
 
 
 def test_padding_with_the_eot_id_never_trains_padding_and_never_loses_the_real_eot() -> None:
     ids = serialize(chat(("user", "hi"), ("assistant", "hello")))
-    packed, mask = pack(ids, mask_of(ids), len(ids) + 5, pad_id=EOT)
-    assert packed == ids + [EOT] * 5
-    assert mask == mask_of(ids) + [False] * 5
-    assert mask[len(ids) - 1] is True
-    assert pack([], [], 3) == ([EOT] * 3, [False] * 3)
+    assert mask_of(ids)[-1] is True
+    assert pack(ids, mask_of(ids), len(ids) + 5, pad_id=EOT) == (ids + [EOT] * 5, mask_of(ids) + [False] * 5)
 
 
-def test_padding_that_is_already_there_does_not_push_the_final_eot_out() -> None:
-    ids = HEAD + turn(USR, 200) + turn(ASST, 201) + [EOT] * 20
-    mask = mask_of(ids)
-    assert pack(ids, mask, 4)[0] == [EOT, ASST, 201, EOT]
-    assert pack(ids, mask, 4)[1] == [False, False, True, True]
+def slow_turns(ids: list[int]) -> list[tuple[int | None, list[int]]]:
+    """Turns from a role id to its eot, with the places of their tokens; None for what is outside of turns."""
+    turns: list[tuple[int | None, list[int]]] = [(None, [])]
+    for place, token in enumerate(ids):
+        if token in (SYS, USR, ASST):
+            turns.append((token, []))
+        turns[-1][1].append(place)
+        if token == EOT and turns[-1][0] is not None:
+            turns.append((None, []))
+    return [turn for turn in turns if turn[1]]
 
 
-def test_wrong_numbers_are_value_errors_that_name_them() -> None:
-    with pytest.raises(ValueError, match=r"3 ids and 2 mask values"):
-        pack([1, 2, 3], [True, False], 8)
-    with pytest.raises(ValueError, match=r"S is 1;"):
-        pack([1], [True], 1)
+def slow_places(ids: list[int], size: int) -> list[int]:
+    """The places of the tokens that a row of `size` keeps: the rules of the page, one turn after the other."""
+    turns = slow_turns(ids)
+    system = turns[:1] if turns and turns[0][0] == SYS else []
+    rest = turns[len(system) :]
+    answers = [number for number, (role, _) in enumerate(rest) if role == ASST]
+    stays = answers[-1] if answers else len(rest) - 1
+    if answers and stays > 0 and rest[stays - 1][0] == USR:
+        stays -= 1
+
+    def tokens() -> int:
+        return sum(len(places) for _, places in system + rest)
+
+    while tokens() > size and stays > 0:
+        is_pair = stays > 1 and (rest[0][0], rest[1][0]) == (USR, ASST)
+        del rest[: 1 + is_pair]
+        stays -= 1 + is_pair
+    if tokens() > size and answers:
+        rest = rest[: max(number for number, (role, _) in enumerate(rest) if role == ASST) + 1]
+    return [place for _, places in system + rest for place in places][-size:]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([SYS, USR, ASST, EOT, *[99] * 4]), max_size=24), st.integers(2, 26))
+def test_turns_are_dropped_as_the_slow_rules_say(ids: list[int], size: int) -> None:
+    mask = [place % 3 == 0 for place in range(len(ids))]
+    places = slow_places(ids, size)
+    padding = size - len(places)
+    assert pack(ids, mask, size, pad_id=0) == (
+        [ids[place] for place in places] + [0] * padding,
+        [mask[place] for place in places] + [False] * padding,
+    )
 
 
 # --- collate -------------------------------------------------------------------------------------------------------
 
 
 def test_collate_shifts_and_ignores_what_is_not_trained() -> None:
-    ids = [*turn(USR, 17), *turn(ASST, 18)]
+    ids = [*u(17), *a(18)]
     packed = [pack(ids, mask_of(ids), 8, pad_id=EOT), pack([ASST, 20, 21, EOT], [False, True, True, True], 8)]
     x, y, loss_mask = collate_sft_batch(packed, T=7, device="cpu")
     assert x.tolist() == [[USR, 17, EOT, ASST, 18, EOT, EOT], [ASST, 20, 21, EOT, EOT, EOT, EOT]]
     assert y.tolist() == [[-100, -100, -100, 18, EOT, -100, -100], [20, 21, EOT, -100, -100, -100, -100]]
     assert loss_mask.tolist() == [[False] * 3 + [True] * 2 + [False] * 2, [True] * 3 + [False] * 4]
     assert (x.dtype, y.dtype, loss_mask.dtype) == (torch.int64, torch.int64, torch.bool)
-    assert x.shape == y.shape == loss_mask.shape == (2, 7)
     assert {tensor.device.type for tensor in (x, y, loss_mask)} == {"cpu"}
-    assert torch.equal(y == -100, ~loss_mask)
+    x, _, _ = collate_sft_batch([(torch.tensor([1, 2]), [True, True])], T=1, device="cpu")  # type: ignore[list-item]
+    assert x.tolist() == [[1]]
 
 
-def test_collate_refuses_an_empty_batch_and_wrong_lengths() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        collate_sft_batch([], T=4, device="cpu")
-    with pytest.raises(ValueError, match=r"row 1 has 3 ids and 3 mask values; with T = 4 each row has T \+ 1 = 5"):
-        collate_sft_batch([([1] * 5, [True] * 5), ([1] * 3, [True] * 3)], T=4, device="cpu")
-    with pytest.raises(ValueError, match=r"row 0 has 5 ids and 4 mask values"):
-        collate_sft_batch([([1] * 5, [True] * 4)], T=4, device="cpu")
+def test_chats_to_a_batch_in_one_call() -> None:
+    tokenizer = byte_tokenizer(tuple(MARKERS.values()))
+    long = chat(("user", "hi"), ("assistant", "no"), ("user", "more"), ("assistant", "yes"))
+    short = chat(("assistant", "ok"))
+    x, y, mask = sft_batch([long, short], tokenizer=tokenizer, T=64)  # type: ignore[list-item]
+    assert x.shape == y.shape == mask.shape == (2, 64)
+    ids = serialize(long, tokenizer)
+    assert x[0].tolist() == ids + [tokenizer.control(MARKERS["eot"])] * (64 - len(ids))
+    assert mask.sum(1).tolist() == [7, 3]
+    assert ((y == -100) == ~mask).all()
+    named, _, _ = sft_batch([short], tokenizer=tokenizer, T=16, default_system_text="be", pad_id=0)  # type: ignore[list-item]
+    assert named[0].tolist() == serialize(short, tokenizer, "be") + [0] * 8
 
 
-# --- the same result on every run -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: pack([1, 2, 3], [True, False], 8), "3 ids and 2 mask values"),
+        (lambda: pack([1], [True], 1), "S is 1;"),
+        (lambda: collate_sft_batch([], T=4, device="cpu"), "empty"),
+        (
+            lambda: collate_sft_batch([([1] * 5, [True] * 5), ([1] * 3, [True] * 3)], T=4, device="cpu"),
+            r"row 1 has 3 ids and 3 mask values; with T = 4 each row has T \+ 1 = 5",
+        ),
+        (lambda: collate_sft_batch([([1] * 5, [True] * 4)], T=4, device="cpu"), "row 0 has 5 ids and 4 mask values"),
+        (lambda: collate_sft_batch([([1], [True])], T=0, device="cpu"), "T is 0;"),
+        (lambda: collate_sft_batch([([1, 2], [True, True])], T=1, device="tpu"), "device is 'tpu'"),
+        (lambda: sft_loss_mask_for_ids([1, 2], **(ROLE_IDS | {"usr_id": ASST})), "four different ids.*usr_id=3"),
+    ],
+)
+def test_wrong_numbers_are_value_errors_that_name_them(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
 
 SCRIPT = """
 from chatmill.systems.token_native_sft import *
-from chatmill.systems.token_native_sft import MARKERS
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from chatmill.tokenizer.load import load_tokenizer
 tokenizer = byte_tokenizer(tuple(MARKERS.values()))
-marker = {f"{key}_id": tokenizer.control(name) for key, name in MARKERS.items()}
+ids = sft_token_ids(tokenizer)
 turns = [("user", "old"), ("assistant", "x"), ("user", "h\\u00e9"), ("assistant", "yo")]
 ex = {"messages": [{"role": role, "content": content} for role, content in turns]}
-ids = serialize_chat_to_ids(ex, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
-mask = sft_loss_mask_for_ids(ids, **marker)
-print(pack_sft_ids_and_mask(ids, mask, S=40, pad_id=marker["eot_id"], **marker))
+chat = serialize_chat_to_ids(ex, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
+print(pack_sft_ids_and_mask(chat, sft_loss_mask_for_ids(chat, **ids), S=40, pad_id=ids["eot_id"], **ids))
 """
 
 
 def test_the_same_result_on_every_run() -> None:
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
-    assert outputs.pop().startswith("([")
+    command = [sys.executable, "-c", SCRIPT]
+    outputs = [
+        subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": seed}, text=True) for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("([")
 
 
 # --- no stop by substring ------------------------------------------------------------------------------------------
@@ -361,6 +354,7 @@ STOP_TOKENS = frozenset(
 )
 TEXT_FORMATS = {"read/transcripts.py", "systems/post_training.py"}
 """Spec 2 reads transcripts that are text with markers by definition; that is parsing of a file, not a stop."""
+SPELLED = (*STOP_TOKENS, "EOT", "END", "EOS", "RETURN")
 SLOW_IMPORTS = {"megatron"}
 """Seen for string constants only, without the names that its imports bring."""
 
@@ -369,10 +363,10 @@ def resolved(node: ast.expr, module: Any) -> Iterator[str]:
     """The strings that an expression stands for: a constant, or a name of the module."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
-    elif isinstance(node, ast.Name) and isinstance(getattr(module, node.id, None), str):
-        yield getattr(module, node.id)
-    elif isinstance(node, ast.Attribute):
-        value = getattr(getattr(module, getattr(node.value, "id", ""), None), node.attr, None)
+    elif isinstance(node, ast.Name | ast.Attribute):
+        value = module
+        for name in ast.unparse(node).split("."):
+            value = getattr(value, name, None)
         if isinstance(value, str):
             yield value
     elif isinstance(node, ast.Tuple | ast.JoinedStr | ast.Subscript):
@@ -400,10 +394,8 @@ def test_no_module_decides_a_stop_by_looking_for_a_substring() -> None:
     checked = 0
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root).as_posix()
-        if relative in TEXT_FORMATS or path.name == "__main__.py":
-            continue
         source = path.read_text()
-        if not any(stop in source for stop in (*STOP_TOKENS, "EOT", "END", "EOS", "RETURN")):
+        if relative in TEXT_FORMATS or not any(stop in source for stop in SPELLED):
             continue
         name = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         module = SimpleNamespace() if name in SLOW_IMPORTS else importlib.import_module(f"chatmill.{name}")
@@ -412,29 +404,19 @@ def test_no_module_decides_a_stop_by_looking_for_a_substring() -> None:
     assert checked >= 6
 
 
-def test_every_template_marks_terminators_by_kind() -> None:
+@pytest.mark.parametrize("name", sorted(set(bundled_names()) - {"harmony"}))  # which needs its own vocabulary
+def test_a_template_marks_terminators_by_kind(name: str) -> None:
     """What a model must learn to emit is known from the kind; the spelling of a stop in a text changes nothing."""
-    from chatmill.core.kinds import Part, RoleCode, kind, parts_of
-    from chatmill.render.jinja.options import TemplateOptions
-
-    dated = TemplateOptions(today=datetime.date(2026, 1, 2))
+    control_tokens = find_template(name).control_tokens
+    bound = bind(name, byte_tokenizer(control_tokens), TemplateOptions(today=datetime.date(2026, 1, 2)))
+    batch = [
+        Conversation(tuple(Message(role, text) for role in (Role.USER, Role.ASSISTANT, Role.USER)))
+        for text in ("plain", "".join(control_tokens))
+    ]
+    tokens = render(batch, bound).tokens
+    kinds = [tokens.conversation(i).kinds for i in range(2)]
+    plain, spelled = (np.count_nonzero(parts_of(codes) == Part.TERMINATOR) for codes in kinds)
+    assert plain == spelled
+    # In some formats (GLM) the opening of the next message ends an answer, and nothing ends a user's message.
     answer_ends = kind(RoleCode.ASSISTANT, Part.TERMINATOR)
-    checked = 0
-    for name in bundled_names():
-        if name == "harmony":  # needs its own vocabulary; see the tests of the templates
-            continue
-        template = find_template(name)
-        tokenizer = byte_tokenizer(template.control_tokens)
-        spelled = "".join(template.control_tokens)
-        batch = [
-            Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, text), Message(Role.USER, text)))
-            for text in ("plain", spelled)
-        ]
-        tokens = render(batch, bind(name, tokenizer, dated)).tokens
-        kinds = [tokens.conversation(i).kinds for i in range(len(batch))]
-        plain, other = (np.count_nonzero(parts_of(codes) == Part.TERMINATOR) for codes in kinds)
-        assert plain == other, name
-        # In some formats (GLM) the opening of the next message ends an answer, and nothing ends a user's message.
-        assert [np.count_nonzero(codes == answer_ends) for codes in kinds] == [1, 1], name
-        checked += 1
-    assert checked == len(bundled_names()) - 1
+    assert [np.count_nonzero(codes == answer_ends) for codes in kinds] == [1, 1]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chatmill.systems.token_native_sft import (
-    DEFAULT_SYSTEM_TEXT,
-    serialize_chat_to_ids,
-)
+from chatmill.systems.token_native_sft import DEFAULT_SYSTEM_TEXT, serialize_chat_to_ids
 
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 SPOKEN = "you are a helpful assistant. be brief hi hello bye what is it"
@@ -24,8 +21,5 @@ class FakeTokenizer:
         return [EOT if word == "<eot>" else WORDS[word] for word in text.split()]
 
 
-FAKE = FakeTokenizer()
-
-
-def serialize(ex: Any, tokenizer: Any = FAKE, default_system_text: str = DEFAULT_SYSTEM_TEXT) -> list[int]:
-    return serialize_chat_to_ids(ex, tokenizer=tokenizer, default_system_text=default_system_text)
+def serialize(ex: Any, tokenizer: Any = None, default_system_text: str = DEFAULT_SYSTEM_TEXT) -> list[int]:
+    return serialize_chat_to_ids(ex, tokenizer=tokenizer or FakeTokenizer(), default_system_text=default_system_text)

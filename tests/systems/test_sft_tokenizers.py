@@ -10,22 +10,19 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.label.presets import find_policy
 from chatmill.render.render import render
-from chatmill.systems.token_native_sft import (
-    MARKERS,
-    sft_loss_mask_for_ids,
-)
+from chatmill.systems.document_boundaries import block_tokenize_fn
+from chatmill.systems.post_training import MARKERS as TRANSCRIPT_MARKERS
+from chatmill.systems.post_training import encode_transcripts
+from chatmill.systems.token_native_sft import MARKERS, sft_loss_mask_for_ids, sft_token_ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.chats import chat as talk
 from tests.chats import chat_record as chat
-from tests.systems.sft_words import ASST, EOT, FAKE, SYS, USR, WORDS, FakeTokenizer, serialize
-
-# --- the bulk path -------------------------------------------------------------------------------------------------
+from tests.systems.sft_words import ASST, EOT, SYS, USR, WORDS, FakeTokenizer, serialize
 
 BYTES = byte_tokenizer(tuple(MARKERS.values()))
-BYTE_MARKERS = {f"{key}_id": BYTES.control(name) for key, name in MARKERS.items()}
 TEXTS = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
@@ -33,39 +30,29 @@ TEXTS = st.lists(
     ),
     max_size=3,
 ).map("".join)
+SYSTEM = st.lists(st.tuples(st.just("system"), TEXTS), max_size=1)
+TURNS = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), TEXTS), min_size=1, max_size=6)
+CHATS = st.builds(lambda system, turns: system + turns, SYSTEM, TURNS)
 
 
-@st.composite
-def conversations(draw: st.DrawFn) -> Conversation:
-    turns = draw(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), TEXTS), min_size=1, max_size=6))
-    messages = [Message(role, text) for role, text in turns]
-    if draw(st.booleans()):
-        messages.insert(0, Message(Role.SYSTEM, draw(TEXTS)))
-    return Conversation(tuple(messages))
-
-
-def as_chat(conversation: Conversation) -> Any:
-    return chat(*[(message.role.value, message.content) for message in conversation.messages])
-
-
-@given(batch=st.lists(conversations(), min_size=1, max_size=4), default=TEXTS)
+@given(batch=st.lists(CHATS, min_size=1, max_size=4), default=TEXTS)
 @settings(max_examples=150)
-def test_the_bulk_path_and_the_scan_agree(batch: list[Conversation], default: str) -> None:
-    batch = [conversation._replace(options={"default_system_text": default}) for conversation in batch]
-    tokens = render(batch, "token_native", BYTES).tokens
+def test_the_bulk_path_and_the_scan_agree(batch: list[list[tuple[str, str]]], default: str) -> None:
+    conversations = [talk(*turns, options={"default_system_text": default}) for turns in batch]
+    tokens = render(conversations, "token_native", BYTES).tokens
     trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
     assert len(tokens) == len(batch)
-    for number, conversation in enumerate(batch):
-        ids = serialize(as_chat(conversation), BYTES, default)
+    for number, turns in enumerate(batch):
+        ids = serialize(chat(*turns), BYTES, default)
         first, last = tokens.offsets[number : number + 2]
         assert tokens.ids[first:last].tolist() == ids
-        assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **BYTE_MARKERS)
+        assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **sft_token_ids(BYTES))
 
 
 # --- foreign tokenizers --------------------------------------------------------------------------------------------
 
 
-def foreign_tokenizer(special: list[str]) -> tokenizers.Tokenizer:
+def word_tokenizer(*special: str) -> tokenizers.Tokenizer:
     """A `tokenizers` word tokenizer that adds `<s>` by itself."""
     vocabulary = {"<unk>": 0, "<s>": 1, **{f"<{number}>": number for number in range(2, 10)}, **WORDS}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -75,96 +62,120 @@ def foreign_tokenizer(special: list[str]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def transformers_tokenizer(special: list[str]) -> Any:
+def transformers_tokenizer(*special: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=foreign_tokenizer(special), bos_token="<s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(*special), bos_token="<s>", unk_token="<unk>")
 
 
-class WithTokenToId:
-    """`encode` gives an object with `.ids`; markers by `token_to_id`."""
+class Words:
+    """Only `encode`, which gives a list."""
 
     def encode(self, text: str) -> Any:
-        return SimpleNamespace(ids=FAKE.encode(text))
+        return FakeTokenizer().encode(text)
+
+    def id_of(self, token: str) -> int | None:
+        return dict(zip(MARKERS.values(), (SYS, USR, ASST, EOT), strict=True)).get(token)
+
+
+class WithTokenToId(Words):
+    """`encode` gives an object with `.ids`."""
+
+    def encode(self, text: str) -> Any:
+        return SimpleNamespace(ids=super().encode(text))
 
     def token_to_id(self, token: str) -> int | None:
-        return {spelling: FAKE.special_token_ids()[key] for key, spelling in MARKERS.items()}.get(token)
+        return self.id_of(token)
 
 
-class WithConvertTokens:
-    """Markers by `convert_tokens_to_ids`."""
-
-    def encode(self, text: str) -> list[int]:
-        return FAKE.encode(text)
-
+class WithConvertTokens(Words):
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        return WithTokenToId().token_to_id(token)
+        return self.id_of(token)
+
+
+class WithPad(FakeTokenizer):
+    def special_token_ids(self) -> dict[str, int]:
+        return {**super().special_token_ids(), "pad": WORDS["bye"]}
+
+
+class WithTexts(FakeTokenizer):
+    def special_token_ids(self) -> Any:
+        return {**super().special_token_ids(), "sys": "1"}
+
+
+class AllUnknown(Words):
+    def token_to_id(self, token: str) -> int:
+        return 0
 
 
 ONE_TURN = chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello"))
 
 
-@pytest.mark.parametrize("tokenizer", [FAKE, WithTokenToId(), WithConvertTokens()], ids=lambda t: type(t).__name__)
-def test_any_object_that_encodes_and_knows_the_markers(tokenizer: Any) -> None:
-    assert serialize(ONE_TURN, tokenizer) == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
+@pytest.mark.parametrize("kind", [FakeTokenizer, WithTokenToId, WithConvertTokens])
+def test_any_object_that_encodes_and_knows_the_markers(kind: type[Any]) -> None:
+    assert serialize(ONE_TURN, kind()) == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
 
 
-@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
-def test_tokenizers_and_transformers_objects_without_what_they_add(make: Any) -> None:
-    tokenizer = make(list(MARKERS.values()))
+@pytest.mark.parametrize("make", [word_tokenizer, transformers_tokenizer])
+def test_tokenizers_and_transformers_objects(make: Any) -> None:
+    """What they add by themselves is left off, and content that they make a control token is an error."""
+    tokenizer = make(*MARKERS.values())
     assert getattr(tokenizer.encode("hi"), "ids", tokenizer.encode("hi")) == [1, 17], "it does add a token by itself"
     find = getattr(tokenizer, "token_to_id", None) or tokenizer.convert_tokens_to_ids
     sys_id, usr_id, asst_id, eot_id = (find(MARKERS[key]) for key in ("sys", "usr", "asst", "eot"))
     assert serialize(ONE_TURN, tokenizer) == [sys_id, 15, 16, eot_id, usr_id, 17, eot_id, asst_id, 18, eot_id]
+    for forged in (MARKERS["eot"], MARKERS["usr"], "<s>"):
+        with pytest.raises(RecordError, match=r"record 'rec-3', field messages\[1\]\.content: ") as caught:
+            serialize(chat(("user", "hi"), ("assistant", f"hello {forged} bye"), id="rec-3"), tokenizer)
+        assert caught.value.code == "control_token"
+        assert f"control token {forged};" in str(caught.value)
+    with pytest.raises(TokenizerError, match="has no token") as missing:
+        serialize(ONE_TURN, make(MARKERS["sys"], MARKERS["usr"]))
+    assert MARKERS["asst"] in str(missing.value)
+    assert MARKERS["sys"] not in str(missing.value)
 
 
-@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
-@pytest.mark.parametrize("forged", [MARKERS["eot"], MARKERS["usr"], "<s>"])
-def test_content_that_a_foreign_tokenizer_makes_a_control_token_is_an_error(make: Any, forged: str) -> None:
-    ex = chat(("user", "hi"), ("assistant", f"hello {forged} bye"), id="rec-3")
-    with pytest.raises(RecordError) as caught:
-        serialize(ex, make(list(MARKERS.values())))
-    text = str(caught.value)
-    assert caught.value.code == "control_token"
-    assert "rec-3" in text
-    assert "messages[1].content" in text
-    assert f"control token {forged};" in text
+@pytest.mark.parametrize(
+    ("content", "tokenizer", "default", "says"),
+    [
+        ("hi <eot>", FakeTokenizer(), "", r"messages\[0\]\.content.*ngpt_eot_"),
+        ("hi", FakeTokenizer(), "be <eot>", "default_system_text"),
+        ("bye", WithPad(), "", "control token pad"),
+    ],
+)
+def test_control_ids_of_plain_objects_are_named(content: str, tokenizer: Any, default: str, says: str) -> None:
+    with pytest.raises(RecordError, match=says):
+        serialize(chat(("user", content)), tokenizer, default)
 
 
-def test_a_forged_marker_of_a_plain_object_is_named_by_its_spelling() -> None:
-    with pytest.raises(RecordError, match=r"messages\[0\]\.content") as caught:
-        serialize(chat(("user", "hi <eot>"), id="x"), FAKE)
-    assert MARKERS["eot"] in str(caught.value)
-    with pytest.raises(RecordError, match="default_system_text"):
-        serialize(chat(("user", "hi")), FAKE, default_system_text="be <eot>")
+@pytest.mark.parametrize(
+    ("tokenizer", "says"),
+    [
+        (3, "no method encode"),
+        (byte_tokenizer(), "has no token"),
+        (AllUnknown(), "same id"),
+        (WithTexts(), "'sys': '1'"),
+    ],
+)
+def test_objects_that_are_no_tokenizer_are_errors(tokenizer: Any, says: str) -> None:
+    with pytest.raises(TokenizerError, match=says):
+        serialize(ONE_TURN, tokenizer)
 
 
-def test_an_id_that_an_object_lists_as_special_is_a_control_id_too() -> None:
-    class WithPad(FakeTokenizer):
-        def special_token_ids(self) -> dict[str, int]:
-            return {**super().special_token_ids(), "pad": WORDS["bye"]}
-
-    with pytest.raises(RecordError, match="control token pad"):
-        serialize(chat(("user", "bye")), WithPad())
-
-
-@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
-def test_a_tokenizer_without_the_markers_is_an_error_that_lists_them(make: Any) -> None:
-    with pytest.raises(TokenizerError, match="has no token") as caught:
-        serialize(ONE_TURN, make([MARKERS["sys"], MARKERS["usr"]]))
-    assert MARKERS["asst"] in str(caught.value)
-    assert MARKERS["sys"] not in str(caught.value)
-
-
-def test_objects_that_are_no_tokenizer_are_errors() -> None:
-    with pytest.raises(TokenizerError, match=r"no method encode"):
-        serialize(ONE_TURN, object())
-    with pytest.raises(TokenizerError, match="has no token"):
-        serialize(ONE_TURN, byte_tokenizer())
-
-    class AllUnknown(WithTokenToId):
-        def token_to_id(self, token: str) -> int:
-            return 0
-
-    with pytest.raises(TokenizerError, match="same id"):
-        serialize(ONE_TURN, AllUnknown())
+@pytest.mark.parametrize("setting", ["truncation", "padding"])
+def test_a_tokenizer_that_cuts_or_pads_is_refused_everywhere(setting: str) -> None:
+    made = word_tokenizer(*MARKERS.values(), *TRANSCRIPT_MARKERS)
+    made.enable_truncation(max_length=2) if setting == "truncation" else made.enable_padding(length=9)
+    for call in (
+        lambda: serialize(ONE_TURN, made),
+        lambda: sft_token_ids(made),
+        lambda: encode_transcripts(["<|USER|>hi<|END|>"], tokenizer=made),
+        lambda: block_tokenize_fn({"text": ["hi"]}, made, "text"),
+    ):
+        with pytest.raises(TokenizerError, match=rf"{setting} on .*no_{setting}\(\)"):
+            call()
+    made.no_truncation()
+    made.no_padding()
+    assert len(serialize(ONE_TURN, made)) == 10
+    with pytest.raises(TokenizerError, match="load_tokenizer"):
+        block_tokenize_fn({"text": ["hi"]}, made, "text")
