@@ -2,228 +2,175 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from chatmill.systems.document_boundaries import block_tokenize_fn
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ChatmillError
+from chatmill.systems.document_boundaries import PackOptions, block_tokenize_fn, tokenize_blocks
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.tokenizer import Tokenizer
+from tests.cli.run import invoke
 
 BOTH = byte_tokenizer()
 NEITHER = byte_tokenizer([])
 EOS_ONLY = byte_tokenizer(["<|eos|>"])
 BOS_ONLY = byte_tokenizer(["<|bos|>"])
+Made = dict[str, list[list[int]]]
 Block = list[list[int]]
 """The pieces of one block, each a list of ids."""
 
 
-def reference(
-    texts: list[str],
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    overflow: bool,
-    packed: bool,
-    packing_strategy: str,
-    shuffle_output: bool,
-    seed: int,
-    stride: int,
-    min_len: int,
-    max_len: int | None,
-    add_bos: bool,
-    add_eos: bool,
-) -> dict[str, list[list[int]]]:
-    """The page, sentence by sentence, one token list at a time."""
-    bos = [tokenizer.bos_id] if add_bos and tokenizer.bos_id is not None else []
-    eos = [tokenizer.eos_id] if add_eos and tokenizer.eos_id is not None else []
-    documents = []
-    for text in texts:
-        ids = list(text.encode())
-        if len(ids) >= min_len and (max_len is None or len(ids) <= max_len) and bos + ids + eos:
-            documents.append(bos + ids + eos)
+def reference(texts: list[str], tokenizer: Tokenizer, o: PackOptions) -> tuple[Made, dict[str, int]]:
+    """The page, sentence by sentence, one token list at a time; and the counts of what is left out."""
+    bos = [tokenizer.bos_id] if o.add_bos and tokenizer.bos_id is not None else []
+    eos = [tokenizer.eos_id] if o.add_eos and tokenizer.eos_id is not None else []
+    short = [len(text) for text in texts if len(text) < o.min_len]
+    long = [len(text) for text in texts if o.max_len is not None and len(text) > o.max_len]
+    fitting = [list(text.encode()) for text in texts if o.min_len <= len(text) <= (o.max_len or len(text))]
+    documents = [bos + ids + eos for ids in fitting if bos + ids + eos]
+    cut = [len(document) - o.max_length for document in documents if len(document) > o.max_length and not o.overflow]
 
     def pieces_of(document: list[int], room: int) -> list[list[int]]:
-        if not overflow:
-            return [document[:max_length]]
+        if not o.overflow:
+            return [document[: o.max_length]]
         pieces, end = [document[:room]], min(room, len(document))
         while end < len(document):
-            start = max(end - stride, len(bos))  # the document's own BOS is not repeated after the piece's
-            end = min(start + max_length - len(bos), len(document))
+            start = max(end - o.stride, len(bos))  # the document's own BOS is not repeated after the piece's
+            end = min(start + o.max_length - len(bos), len(document))
             pieces.append(bos + document[start:end])
         return pieces
 
     blocks: list[Block] = []
-    if not packed:
-        blocks = [[piece] for document in documents for piece in pieces_of(document, max_length)]
-    elif packing_strategy == "greedy":
+    if not o.packed:
+        blocks = [[piece] for document in documents for piece in pieces_of(document, o.max_length)]
+    elif o.packing_strategy == "greedy":
         for document in documents:
-            room = max_length - sum(map(len, blocks[-1])) if blocks else 0
-            if room == 0 or (not overflow and len(document[:max_length]) > room):
+            room = o.max_length - sum(map(len, blocks[-1])) if blocks else 0
+            if room == 0 or (not o.overflow and len(document[: o.max_length]) > room):
                 blocks.append([])
-                room = max_length
+                room = o.max_length
             first, *later = pieces_of(document, room)
             blocks[-1].append(first)
             blocks += [[piece] for piece in later]
     else:
-        numbered = [
-            (d, p, piece)
-            for d, document in enumerate(documents)
-            for p, piece in enumerate(pieces_of(document, max_length))
-        ]
-        for _, _, piece in sorted(numbered, key=lambda n: (-len(n[2]), n[0], n[1])):
-            rooms = [max_length - sum(map(len, block)) for block in blocks]
-            fitting = [b for b, room in enumerate(rooms) if room >= len(piece)]
-            if not fitting:
+        pieces = [piece for document in documents for piece in pieces_of(document, o.max_length)]
+        for piece in sorted(pieces, key=len, reverse=True):  # which keeps the order of those that are equal
+            rooms = [o.max_length - sum(map(len, block)) for block in blocks]
+            fits = [b for b, room in enumerate(rooms) if room >= len(piece)]
+            if not fits:
                 blocks.append([piece])
-            elif packing_strategy == "best_fit":
-                blocks[min(fitting, key=lambda b: (rooms[b], b))].append(piece)
+            elif o.packing_strategy == "best_fit":
+                blocks[min(fits, key=lambda b: (rooms[b], b))].append(piece)
             else:
-                blocks[fitting[0]].append(piece)
+                blocks[fits[0]].append(piece)
 
-    blocks = [block for block in blocks if sum(map(len, block)) >= min_len]
-    if shuffle_output:
-        blocks = [blocks[i] for i in np.random.RandomState(seed).permutation(len(blocks))]
-    return {
-        "input_ids": [[i for piece in block for i in piece] for block in blocks],
-        "document_starts": [[sum(map(len, block[:number])) for number in range(len(block))] for block in blocks],
+    kept = [block for block in blocks if sum(map(len, block)) >= o.min_len]
+    gone = [sum(map(len, block)) for block in blocks if sum(map(len, block)) < o.min_len]
+    if o.shuffle_output:
+        kept = [kept[i] for i in np.random.RandomState(o.seed).permutation(len(kept))]
+    report = {"documents": len(texts), "tokens": sum(map(len, texts)), "truncated": 0, "blocks": len(kept)}
+    for name, lost in (("too_short", short), ("too_long", long), ("cut", cut), ("blocks_too_short", gone)):
+        report |= {name: len(lost), f"{name}_tokens": sum(lost)}
+    made = {
+        "input_ids": [[i for piece in block for i in piece] for block in kept],
+        "document_starts": [offsets_of(list(map(len, block)))[:-1].tolist() for block in kept],
     }
-
-
-def page_options(**changed: Any) -> dict[str, Any]:
-    options = {
-        "max_length": 8,
-        "overflow": True,
-        "packed": True,
-        "packing_strategy": "greedy",
-        "shuffle_output": False,
-        "seed": 42,
-        "stride": 0,
-        "min_len": 1,
-        "max_len": None,
-        "add_bos": True,
-        "add_eos": True,
-    }
-    assert set(changed) <= set(options)
-    return options | changed
+    return made, report
 
 
 @settings(max_examples=600)
 @given(
     lengths=st.lists(st.integers(0, 25), max_size=14),
     tokenizer=st.sampled_from([BOTH, NEITHER, EOS_ONLY, BOS_ONLY]),
-    options=st.fixed_dictionaries(
-        {
-            "max_length": st.integers(1, 12),
-            "overflow": st.booleans(),
-            "packed": st.sampled_from([True, True, False]),
-            "packing_strategy": st.sampled_from(["greedy", "best_fit", "first_fit"]),
-            "shuffle_output": st.booleans(),
-            "seed": st.integers(0, 3),
-            "stride": st.integers(0, 11),
-            "min_len": st.integers(0, 4),
-            "max_len": st.sampled_from([None, 5, 20]),
-            "add_bos": st.booleans(),
-            "add_eos": st.booleans(),
-        }
+    options=st.builds(
+        PackOptions,
+        max_length=st.integers(1, 12),
+        overflow=st.booleans(),
+        packed=st.sampled_from([True, True, False]),
+        packing_strategy=st.sampled_from(["greedy", "best_fit", "first_fit"]),
+        shuffle_output=st.booleans(),
+        seed=st.integers(0, 3),
+        stride=st.integers(0, 11),
+        min_len=st.integers(0, 4),
+        max_len=st.sampled_from([None, 5, 20]),
+        add_bos=st.booleans(),
+        add_eos=st.booleans(),
     ),
 )
-@example(lengths=[3, 12, 2, 9], tokenizer=BOTH, options=page_options(max_length=6, stride=4))
-@example(lengths=[4, 12], tokenizer=BOTH, options=page_options(max_length=7))
-@example(lengths=[5, 12], tokenizer=NEITHER, options=page_options(max_length=6, stride=5))
-def test_blocks_equal_the_page_written_out(lengths: list[int], tokenizer: Tokenizer, options: dict[str, Any]) -> None:
-    with_bos = options["add_bos"] and tokenizer.bos_id is not None
-    assume(options["stride"] < options["max_length"] - with_bos)
+@example([3, 12, 2, 9], BOTH, PackOptions(max_length=6, stride=4, packed=True))
+@example([4, 12], BOTH, PackOptions(max_length=7, packed=True))
+@example([5, 12], NEITHER, PackOptions(max_length=6, stride=5, packed=True))
+def test_blocks_equal_the_page_written_out(lengths: list[int], tokenizer: Tokenizer, options: PackOptions) -> None:
+    with_bos = options.add_bos and tokenizer.bos_id is not None
+    assume(options.stride < options.max_length - with_bos)
     # Every token names its document and place, so that no two pieces can be mistaken for each other.
     texts = ["".join(chr(1 + (17 * d + t) % 120) for t in range(n)) for d, n in enumerate(lengths)]
-    expected = reference(texts, tokenizer, **options)
-    assert block_tokenize_fn({"text": texts}, tokenizer, "text", **options) == expected
+    expected, report = reference(texts, tokenizer, options)
+    assert block_tokenize_fn({"text": texts}, tokenizer, "text", **msgspec.structs.asdict(options)) == expected
+    assert asdict(tokenize_blocks({"text": texts}, tokenizer, "text", options).report) == report
 
 
-def run(texts: list[str], tokenizer: Any = NEITHER, **options: Any) -> dict[str, list[list[int]]]:
+def run(texts: list[str], tokenizer: Any = NEITHER, **options: Any) -> Made:
     return block_tokenize_fn({"text": texts}, tokenizer, "text", **options)
 
 
-def as_text(made: dict[str, list[list[int]]], tokenizer: Tokenizer = BOTH) -> list[list[str]]:
-    """Each block as the texts between its starts, BOS as ^ and EOS as $."""
+@pytest.mark.parametrize(
+    ("texts", "tokenizer", "options", "blocks"),
+    [
+        (["abc", "de", "fgh"], NEITHER, {"max_length": 10, "packed": True, "packing_strategy": "best_fit"},
+         ["abc|fgh|de"]),
+        (["abc", "defghijklmn"], BOTH, {"max_length": 6}, ["^abc$", "^defgh", "^ijklm", "^n$"]),
+        (["abc", "defghijk", "l"], BOTH, {"max_length": 8, "packed": True}, ["^abc$|^de", "^fghijk$", "^l$"]),
+        (["abcdefgh"], BOTH, {"max_length": 5, "stride": 2}, ["^abcd", "^cdef", "^efgh", "^gh$"]),
+        (["a<|eos|>b"], BOTH, {"add_bos": False, "add_eos": False}, ["a$b"]),
+        (["ab\n\nEND c\nEND d", "no match"], NEITHER, {"truncate_at": r"\n+END"}, ["ab", "no match"]),
+        (["ab\n\nEND c\nEND d"], NEITHER, {"truncate_at": re.compile(r"\n+END")}, ["ab"]),
+    ],
+)  # fmt: skip
+def test_examples(texts: list[str], tokenizer: Tokenizer, options: dict[str, Any], blocks: list[str]) -> None:
+    """A block as the texts between its starts, BOS as ^ and EOS as $."""
+    made = run(texts, tokenizer, **options)
     shown = []
     for block, starts in zip(made["input_ids"], made["document_starts"], strict=True):
-        ends = [*starts[1:], len(block)]
-        pieces = [tokenizer.decode(block[a:b]) for a, b in zip(starts, ends, strict=True)]
-        shown.append([piece.replace("<|bos|>", "^").replace("<|eos|>", "$") for piece in pieces])
-    return shown
+        assert starts[0] == 0
+        pieces = [BOTH.decode(block[a:b]) for a, b in zip(starts, [*starts[1:], len(block)], strict=True)]
+        shown.append("|".join(pieces).replace("<|bos|>", "^").replace("<|eos|>", "$"))
+    assert shown == blocks
 
 
-def test_the_example_of_the_page() -> None:
-    made = run(["abc", "de", "fgh"], max_length=10, packed=True, packing_strategy="best_fit")
-    assert made == {"input_ids": [list(b"abcfghde")], "document_starts": [[0, 3, 6]]}
-
-
-def test_one_document_per_block_is_the_default() -> None:
-    made = run(["abc", "defghijklmn"], BOTH, max_length=6)
-    assert as_text(made) == [["^abc$"], ["^defgh"], ["^ijklm"], ["^n$"]]
-    assert made["document_starts"] == [[0]] * 4
-
-
-def test_greedy_splits_at_the_end_of_the_block() -> None:
-    made = run(["abc", "defghijk", "l"], BOTH, max_length=8, packed=True)
-    assert as_text(made) == [["^abc$", "^de"], ["^fghijk$"], ["^l$"]]
-    assert made["document_starts"] == [[0, 5], [0], [0]]
-
-
-def test_stride_repeats_the_end_of_the_piece_before() -> None:
-    assert as_text(run(["abcdefghij"], max_length=4, stride=1), NEITHER) == [["abcd"], ["defg"], ["ghij"]]
-    assert as_text(run(["abcdefgh"], BOTH, max_length=5, stride=2)) == [
-        ["^abcd"],
-        ["^cdef"],
-        ["^efgh"],
-        ["^gh$"],
-    ]
-
-
-def test_control_tokens_in_the_text_are_recognised() -> None:
-    assert run(["a<|eos|>b"], BOTH, add_bos=False, add_eos=False)["input_ids"] == [[97, BOTH.eos_id, 98]]
-
-
-@pytest.mark.parametrize("pattern", [r"\n+END", re.compile(r"\n+END")])
-def test_truncate_at_cuts_the_text_at_the_first_match(pattern: Any) -> None:
-    made = run(["ab\n\nEND c\nEND d", "no match"], truncate_at=pattern)
-    assert as_text(made, NEITHER) == [["ab"], ["no match"]]
-
-
-@pytest.mark.parametrize("max_length", [5, 6])
-def test_a_stride_that_never_advances_is_an_error(max_length: int) -> None:
-    with pytest.raises(ValueError, match="stride is 5"):
-        run(["abc"], BOTH, max_length=max_length, stride=5)
-    with pytest.raises(ValueError, match="stride is -1"):
-        run(["abc"], BOTH, max_length=max_length, stride=-1)
-
-
-def test_wrong_options_say_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="greedy, best_fit, first_fit"):
-        run(["a"], packed=True, packing_strategy="in_order")
-    with pytest.raises(ValueError, match=r"unknown feature 'txt'.*Known: id, text"):
-        block_tokenize_fn({"text": ["a"], "id": ["1"]}, NEITHER, "txt")
-    with pytest.raises(ValueError, match="max_length is 0"):
-        run(["a"], max_length=0)
-    with pytest.raises(ValueError, match="truncate_at"):
-        run(["a"], truncate_at="(")
-    with pytest.raises(ValueError, match="row 1: a text is wanted, not NoneType"):
-        run(["a", None])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="batched=True"):
-        run("abc")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: run(["abc"], BOTH, max_length=6, stride=5), "stride is 5"),
+        (lambda: run(["abc"], max_length=5, stride=5), "stride is 5"),
+        (lambda: run(["abc"], max_length=5, stride=-1), "stride is -1"),
+        (lambda: run(["a"], packed=True, packing_strategy="in_order"), "greedy, best_fit, first_fit"),
+        (lambda: block_tokenize_fn({"text": ["a"], "id": ["1"]}, NEITHER, "txt"), "unknown feature 'txt'.*: id, text"),
+        (lambda: run(["a"], max_length=0), "max_length is 0"),
+        (lambda: run(["a"], truncate_at="("), "truncate_at"),
+        (lambda: run(["a", None]), "row 1: a text is wanted, not NoneType"),  # type: ignore[list-item]
+        (lambda: run("abc"), "batched=True"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_options_say_what_is_allowed(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
 
 
 def test_no_token_is_touched_by_python() -> None:
     """Guards the shape of the work: far fewer lines are executed than there are tokens."""
-    import sys
-
-    from chatmill.core.tokens import offsets_of
-
     lengths = np.random.RandomState(0).lognormal(4.0, 1.0, 100_000).astype(np.int64) + 1
 
     class Ready:
@@ -247,3 +194,58 @@ def test_no_token_is_touched_by_python() -> None:
         sys.settrace(before)
     assert lines < lengths.sum() / 5
     assert sum(i == 7 for i in made["input_ids"][0]) > 1900
+
+
+# --- `chatmill pack` -----------------------------------------------------------------------------------------------
+
+TEXTS = ["one", "", "a longer text of words", "two", "three and four", "x" * 50, "fin"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_length": 20, "packed": True, "packing_strategy": "best_fit", "stride": 2}
+    options |= {"min_len": 2, "max_len": 45, "add_eos": False, "shuffle_output": True, "seed": 7, "truncate_at": " of"}
+    (tmp_path / "pack.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
+    wanted = run(TEXTS, byte_tokenizer(), **options)["document_starts"]
+    flags = [word for name, value in options.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    for given_as in (flags, ["--config", tmp_path / "pack.yaml"]):
+        out = tmp_path / "rows.parquet"
+        done = invoke("pack", texts, "-t", "bytes", "--out", out, "--json", *given_as)
+        assert done.exit_code == 0, (done.output, done.exception)
+        said = json.loads(done.stdout)
+        assert (said["documents"], said["too_short"], said["too_long"], said["truncated"]) == (7, 1, 1, 1)
+        shown = invoke("inspect", out, "--json", "-n", 99, "--tokenizer", "bytes")
+        documents = [json.loads(line)["documents"] for line in shown.stdout.splitlines()]
+        assert [[part["start"] for part in row] for row in documents] == wanted
+    more = ("--set", "max_length=16", "--set", "overflow=false")
+    plain = invoke("pack", texts, "-t", "bytes", "--out", tmp_path / "p.parquet", *more)
+    assert "left out: 1 documents under min_len (0 tokens), 2 documents cut (44 tokens)" in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["bad.jsonl"], "bad.jsonl:1"),
+        (["texts.jsonl", "--field", "body"], "'body'"),
+        (["texts.jsonl", "--config", "o.yaml"], "max_length"),
+        (["texts.jsonl", "--set", "packed=maybe"], "packed: should be true or false"),
+        (["texts.jsonl", "--set", "packing_strategy=worst"], "best_fit"),
+        (["texts.jsonl", "--set", "min_len=10000"], "no rows to write: "),
+    ],
+)
+def test_mistakes_are_told(
+    more: list[str], says: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"text": 3}\n')
+    Path("o.yaml").write_text("max_lenght: 3\n")
+    failed = invoke("pack", *more, "-t", "bytes", "--out", "x.parquet")
+    assert isinstance(failed.exception, ChatmillError), failed.output
+    assert says in str(failed.exception)
+    assert not Path("x.parquet").exists()
