@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
 from chatmill.compiler.gates import GateError, gates_of
-from chatmill.compiler.pipeline import copies_of
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import BuildProgress, Outcome, run_build
 from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
@@ -27,27 +26,21 @@ from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.hashes import file_entry
 
-OVERFLOWS = ["drop", "drop_oldest_turns", "windows", "cut", "turns", "last_turns"]
-
 
 def build(recipe: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
     return run_build(recipe, out, workers=0, **options).manifest
 
 
-def pair(name: str | None, question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
+def pair(name: str, question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **more}]
-    return {"messages": messages} | ({} if name is None else {"id": name})
+    return {"id": name, "messages": messages}
 
 
-def episodes(out: Path) -> list[Any]:
-    """All episodes of all splits."""
-    return [e for split in ("train", "val") if (out / split).exists() for e in EpisodeDataset(out, split)]
+def record_ids(out: Path, split: str = "train") -> list[str | None]:
+    return [episode.record_id for episode in EpisodeDataset(out, split)]
 
 
-# The balance
-
-
-@pytest.mark.parametrize("overflow", OVERFLOWS)
+@pytest.mark.parametrize("overflow", ["drop", "drop_oldest_turns", "windows", "cut", "turns", "last_turns"])
 def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     packing = {"max_length": 250, "overflow": overflow}
     manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing), fast / "out")
@@ -56,9 +49,8 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     assert ledger.as_json() == manifest["ledger"]
     fates = {fate: ledger.total(fate) for fate in TOKEN_FATES}
     assert ledger.total("rendered") == sum(fates.values()) - fates["injected"]
-    lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
-    lost |= {"turns": "cut_trained", "last_turns": "cut_trained"}
-    assert fates[lost[overflow]] > 0, "this input has nothing to lose"
+    lost = {"drop": "dropped_trained", "windows": "injected"}.get(overflow, "cut_trained")
+    assert fates[lost] > 0, "this input has nothing to lose"
     tokens = trained = stored = 0
     for split, held in manifest["splits"].items():
         for episode in EpisodeDataset(fast / "out", split):
@@ -75,28 +67,22 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
 
 def test_the_ledger_by_source_and_role(fast: Path) -> None:
     records = [pair("one", "abc", "de"), {**pair("two", "f", "ghij"), "source": "book"}]
-    manifest = build(plain_recipe(write_jsonl(fast / "chats.jsonl", records)), fast / "out")
-    tokens = manifest["ledger"]["tokens"]
-    assert set(tokens) == {"chats", "book"}
+    ledger = build(plain_recipe(write_jsonl(fast / "chats.jsonl", records)), fast / "out")["ledger"]
+    assert set(ledger["tokens"]) == {"chats", "book"}
     # <|im_start|> user \n abc <|im_end|> \n, and <|im_start|> assistant \n de <|im_end|> \n
-    assert tokens["chats"] == {
+    assert ledger["tokens"]["chats"] == {
         "user": {"rendered": 11, "context": 11},
         "assistant": {"rendered": 15, "trained": 3, "context": 12},
     }
-    assert tokens["book"]["assistant"]["trained"] == 5
-    assert manifest["ledger"]["records"]["book"] == {"read": {"": 1}, "built": {"": 1}}
+    assert ledger["tokens"]["book"]["assistant"]["trained"] == 5
+    assert ledger["records"]["book"] == {"read": {"": 1}, "built": {"": 1}}
 
 
 counts = st.integers(0, 50)
 
 
-@given(
-    fates=st.lists(counts, min_size=len(TOKEN_FATES), max_size=len(TOKEN_FATES)),
-    outcomes=st.lists(counts, min_size=3, max_size=3),
-    error=st.integers(-3, 3),
-    padding=counts,
-)
-def test_any_wrong_count_is_found(fates: list[int], outcomes: list[int], error: int, padding: int) -> None:
+@given(st.tuples(*[counts] * len(TOKEN_FATES)), st.tuples(counts, counts, counts), st.integers(-3, 3), counts)
+def test_any_wrong_count_is_found(fates: tuple[int, ...], outcomes: Any, error: int, padding: int) -> None:
     ledger = Ledger(padding=padding)
     for fate, count in zip(TOKEN_FATES, fates, strict=True):
         ledger.tokens["s", "user", fate] = count
@@ -118,15 +104,6 @@ def test_any_wrong_count_is_found(fates: list[int], outcomes: list[int], error: 
     assert doubled.stored == 2 * stored
 
 
-def test_lost_tokens_are_those_cut_and_those_dropped() -> None:
-    ledger = Ledger()
-    for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
-        ledger.tokens["s", "assistant", fate] = count
-    (gate,) = [gate for gate in gates_of(Gates(trained_tokens_lost=0.4), ledger) if gate.name == "trained_tokens_lost"]
-    assert (gate.found, gate.passed) == (0.4, True)
-    assert gate.sentence == "4 of 10 trained tokens are lost (40.0000%)"
-
-
 def test_what_is_no_ledger_is_refused() -> None:
     for wrong in ({}, {"tokens": {}, "records": {}, "notes": {}}, {"tokens": 5}):
         with pytest.raises(FormatError, match="not a ledger"):
@@ -138,50 +115,37 @@ def test_a_ledger_that_does_not_balance_ends_the_build(fast: Path, monkeypatch: 
     monkeypatch.setattr(Ledger, "stored", property(lambda self: 1))
     with pytest.raises(FormatError, match="the ledger does not balance"):
         build(plain_recipe(path), fast / "out")
-    assert not (fast / "out" / "manifest.json").exists()
     with pytest.raises(FormatError, match="unfinished build"):
         EpisodeDataset(fast / "out")
 
 
-# Gates
-
-LONG = pair("long", "q", "x" * 300)
-CUT = {"packing": {"max_length": 100, "overflow": "cut"}}
-GATES = [
-    ({"trained_tokens_lost": 0.1}, CUT, "trained tokens are lost", ["long", "long2", "nothing"]),
-    ({"records_without_trained_tokens": 0}, {}, "1 records train nothing", ["nothing"]),
-    (
-        {"untrained_terminators": 0, "records_without_trained_tokens": None},
-        CUT,
-        "2 trained turns have an end that is not trained",
-        ["long", "long2"],
-    ),
-    (
-        {"records_left_out": 0.1, "records_without_trained_tokens": None},
-        {},
-        r"1 of 5 records are left out \(20.0%\)",
-        [],
-    ),
-    (
-        {"records_without_trained_tokens": 0, "records_left_out": 0},
-        {},
-        r"records_without_trained_tokens(.|\n)*\ngate records_left_out",
-        ["nothing"],
-    ),
+OPEN = dict.fromkeys(Gates.__struct_fields__)
+UNTRAINED, LEFT_OUT = {"records_without_trained_tokens": 0}, {"records_left_out": 0}
+CUT, DROP = ({"packing": {"max_length": 100, "overflow": overflow}} for overflow in ("cut", "drop"))
+GATES: list[Any] = [
+    ({"trained_tokens_lost": 0.1}, CUT, "trained tokens are lost", ["long", "long2"]),
+    (UNTRAINED, {}, "1 records train nothing", ["nothing"]),
+    (UNTRAINED, DROP, "1 records train nothing", ["nothing"]),  # a dropped record is not one of these
+    ({"untrained_terminators": 0}, CUT, "2 trained turns have an end that is not trained", ["long", "long2"]),
+    (LEFT_OUT, {}, r"1 of 5 records are left out \(20.0%\)", []),
+    (LEFT_OUT, DROP, r"3 of 5 records are left out \(60.0%\)", ["long"]),
+    (UNTRAINED | LEFT_OUT, {}, r"records_without_trained_tokens(.|\n)*\ngate records_left_out", ["nothing"]),
 ]
 
 
 def gate_input(folder: Path) -> Path:
     """Two long answers, a record that trains nothing, and one that is broken."""
-    nothing = pair("nothing", "q", "a", train=False)
-    return write_jsonl(folder / "chats.jsonl", [LONG, {**LONG, "id": "long2"}, pair("short"), nothing, "{"])
+    answer = "x" * 300
+    nothing = pair("nothing", train=False)
+    records = [pair("long", answer=answer), pair("long2", answer=answer), pair("short"), nothing, "{"]
+    return write_jsonl(folder / "chats.jsonl", records)
 
 
 @pytest.mark.parametrize(("gates", "changes", "message", "named"), GATES)
 def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
     fast: Path, gates: dict[str, Any], changes: dict[str, Any], message: str, named: list[str]
 ) -> None:
-    recipe = plain_recipe(gate_input(fast), on_error="quarantine", gates=gates, **changes)
+    recipe = plain_recipe(gate_input(fast), on_error="quarantine", gates=OPEN | gates, **changes)
     with pytest.raises(GateError, match=message) as caught:
         build(recipe, fast / "out")
     assert "the limit is" in str(caught.value)
@@ -189,11 +153,10 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
     assert not (fast / "out" / "manifest.json").exists(), "something was published"
     with pytest.raises(GateError, match=message):
         build(recipe, fast / "out", resume=True)
-    open_gates = dict.fromkeys(Gates.__struct_fields__)
     states: list[Any] = []
-    manifest = build({**recipe, "gates": open_gates}, fast / "out", resume=True, on_progress=states.append)
+    manifest = build({**recipe, "gates": OPEN}, fast / "out", resume=True, on_progress=states.append)
     assert states[0].chunks_done == states[0].chunks == 1, "the chunks were built a second time"
-    assert manifest["recipe"]["gates"] == open_gates
+    assert manifest["recipe"]["gates"] == OPEN
     assert leftovers(fast / "out") == []
     before = digest(fast / "out")
     with pytest.raises(GateError, match=message):
@@ -204,26 +167,19 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
 def test_gates_at_their_limit_pass(fast: Path) -> None:
     gates = {"records_without_trained_tokens": 1, "records_left_out": 0.2, "untrained_terminators": 2}
     gates["trained_tokens_lost"] = 0.9
-    ledger = Ledger.from_json(
-        build(plain_recipe(gate_input(fast), gates=gates, on_error="quarantine", **CUT), fast / "out")["ledger"]
-    )
+    recipe = plain_recipe(gate_input(fast), gates=gates, on_error="quarantine", **CUT)
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
     found = {gate.name: gate.found for gate in gates_of(Gates(**gates), ledger)}
     assert set(found) == {*gates, "max_lost_reasoning"}
     assert found["untrained_terminators"] == 2
     assert ledger.trained_lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
     assert 0.5 < found["trained_tokens_lost"] < 0.9
-
-
-def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> None:
-    """Two records, the first cut inside its answer, the second opened by the assistant: one end is missing."""
-    opened = [{"role": "assistant", "content": "hi"}, *pair(None)["messages"]]
-    records = [pair("a", answer="long " * 40), {"id": "b", "messages": opened}]
-    packing = {"max_length": 100, "overflow": "cut"}
-    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing)
-    recipe["gates"] = {"untrained_terminators": 1}
-    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
-    assert ledger.total_notes("untrained_terminators") == 1
-    assert [episode.turns for episode in episodes(fast / "out")] == [1, 2]
+    ledger = Ledger()
+    for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
+        ledger.tokens["s", "assistant", fate] = count
+    (gate,) = (gate for gate in gates_of(Gates(trained_tokens_lost=0.4), ledger) if gate.name == "trained_tokens_lost")
+    assert (gate.found, gate.passed) == (0.4, True)
+    assert gate.sentence == "4 of 10 trained tokens are lost (40.0000%)"
 
 
 def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: Path) -> None:
@@ -231,8 +187,7 @@ def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: P
     records: list[Any] = [*(pair(f"r{i}") for i in range(18)), pair("long", answer="x" * 300)]
     records += [{"id": "pope", "messages": [{"role": "pope", "content": "x"}]}, pair("thin")]
     path = write_jsonl(fast / "a.jsonl", records)
-    packing = {"max_length": 100, "overflow": "drop"}
-    recipe = plain_recipe(path, packing=packing, on_error="quarantine", gates={})
+    recipe = plain_recipe(path, on_error="quarantine", gates={}, **DROP)
     with pytest.raises(GateError) as caught:
         build(recipe, fast / "out")
     said = str(caught.value)
@@ -244,24 +199,17 @@ def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: P
     assert run_build(accepted, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
 
 
-# Quarantine
-
-BAD = [
-    pair("good"),
-    "{broken",
-    {"id": "pope", "messages": [{"role": "pope", "content": "ü"}]},
-    [],
-    "",
-    {"messages": []},
-    {"id": "tools", "messages": pair(None)["messages"], "tools": [{"type": "function"}]},
-]
-
-
-def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", BAD)
-    recipe = plain_recipe(path, on_error="quarantine")
-    manifest = build({**recipe, "shard_bytes": 40}, fast / "out")
-    lines = [json.loads(line) for line in (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()]
+def test_bad_records_go_to_quarantine_with_place_and_reason_or_the_first_ends_the_build(fast: Path) -> None:
+    tools = {"id": "tools", "messages": pair("")["messages"], "tools": [{"type": "function"}]}
+    pope = {"id": "pope", "messages": [{"role": "pope", "content": "ü"}]}
+    path = write_jsonl(fast / "chats.jsonl", [pair("good"), "{broken", pope, [], "", {"messages": []}, tools])
+    with pytest.raises(RecordError, match=r"chats\.jsonl:2"):
+        build(plain_recipe(path), fast / "failed")
+    assert not list(fast.glob("failed/*.json*")), "neither a manifest nor rejected.jsonl"
+    recipe = plain_recipe(path, on_error="quarantine", shard_bytes=40)
+    manifest = build(recipe, fast / "out")
+    data = (fast / "out" / "rejected.jsonl").read_bytes()
+    lines = [json.loads(line) for line in data.splitlines()]
     assert [(line["where"].removeprefix(str(path)), line["id"], line["field"], line["reason"]) for line in lines] == [
         (":2", "", "", "invalid_json"),
         (":3", "pope", "messages[0].role", "unknown_role"),
@@ -274,39 +222,30 @@ def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     assert records["read"] == {"": 6}, "a blank line is no record"
     assert records["quarantined"] == Counter(line["reason"] for line in lines)
     assert records["built"] == {"": 1}
-    data = (fast / "out" / "rejected.jsonl").read_bytes()
     assert manifest["files"]["rejected.jsonl"] == file_entry(data)
-
-
-def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", BAD)
-    with pytest.raises(RecordError, match=r"chats\.jsonl:2"):
-        build(plain_recipe(path), fast / "out")
-    assert not (fast / "out" / "manifest.json").exists()
-    assert not (fast / "out" / "rejected.jsonl").exists()
-
-
-def test_nothing_to_build_is_an_error(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", ["{", "["])
+    write_jsonl(path, ["{", "["])
     with pytest.raises(DataError, match=r"no record .* could be built.*\n  invalid_json 2, the first: .*:1: "):
-        build(plain_recipe(path, on_error="quarantine"), fast / "out")
-    assert not (fast / "out" / "manifest.json").exists()
+        build(recipe, fast / "nothing")
+    assert not (fast / "nothing" / "manifest.json").exists()
 
 
-# Weights, caps and splits
+def hash_share(text: str) -> float:
+    """Written out a second time: blake2b of 8 bytes, big-endian, as a share of 2**64."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 @pytest.mark.parametrize("weight", [0, 0.3, 1, 2, 2.5])
-def test_weights_repeat_and_thin_out_by_the_record_id(fast: Path, weight: float) -> None:
-    names = [f"r{i}" for i in range(200)]
+def test_weights_repeat_and_thin_out_by_a_hash_of_the_record_id(fast: Path, weight: float) -> None:
+    """Not the hash of the split: else a thinned-out source would keep what goes into val."""
+    names = ["löwe", *(f"r{i}" for i in range(199))]
     kept = write_jsonl(fast / "kept.jsonl", [pair("kept")])
     path = write_jsonl(fast / "chats.jsonl", [pair(name) for name in names])
     sources = [{"path": str(path), "weight": weight}, {"path": str(kept)}]
     manifest = build(plain_recipe(path, sources=sources, gates={}), fast / "out")
-    found = Counter(episode.record_id for episode in episodes(fast / "out"))
+    found = Counter(record_ids(fast / "out"))
     del found["kept"]
-    assert set(found.values()) <= {int(weight), int(weight) + 1}
-    assert found == Counter({name: copies for name in names if (copies := copies_of(name, weight))})
+    wanted = {name: int(weight) + (hash_share(f"weight\0{name}") < weight % 1) for name in names}
+    assert found == +Counter(wanted)
     total = sum(found.values())
     assert abs(total - 200 * weight) < 25
     records = manifest["ledger"]["records"]["chats"]
@@ -314,34 +253,13 @@ def test_weights_repeat_and_thin_out_by_the_record_id(fast: Path, weight: float)
     assert records["read"].get("repeated", 0) == total - len(found)
 
 
-@pytest.mark.parametrize("name", ["a", "löwe", "r17", ""])
-def test_the_copy_of_a_fraction_has_a_hash_of_its_own(name: str) -> None:
-    """Not the hash of the split: else a thinned-out source would keep what goes into val."""
-    digest = hashlib.blake2b(f"weight\0{name}".encode(), digest_size=8).digest()
-    share = int.from_bytes(digest, "big") / 2**64
-    assert [copies_of(name, weight) for weight in (share - 1e-6, share + 1e-6)] == [0, 1]
-    assert [copies_of(name, weight) for weight in (2, 2 + share - 1e-6, 2 + share + 1e-6)] == [2, 2, 3]
-
-
-def test_a_dropped_record_is_not_one_that_trains_nothing(fast: Path) -> None:
-    records = [pair("a", answer="long " * 40), pair("b"), pair("c", weight=0)]
-    packing = {"max_length": 100, "overflow": "drop"}
-    gates = {"records_without_trained_tokens": 1, "records_left_out": 0.34}
-    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, gates=gates)
-    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
-    assert ledger.total_notes("records_without_trained_tokens") == 1
-    assert ledger.total_records("skipped") == 1
-
-
 def test_splits_go_by_the_hash_of_the_record_id(fast: Path) -> None:
     names = [f"r{i}" for i in range(400)]
     path = write_jsonl(fast / "chats.jsonl", [pair(name) for name in names])
     build(plain_recipe(path, split={"val_fraction": 0.25}), fast / "out")
-    found = {s: [e.record_id for e in EpisodeDataset(fast / "out", s)] for s in ("train", "val")}
-    # Written out a second time: blake2b of 8 bytes, big-endian, below a quarter of 2**64.
-    expected = [n for n in names if int.from_bytes(hashlib.blake2b(n.encode(), digest_size=8).digest(), "big") < 2**62]
-    assert found["val"] == expected
-    assert found["train"] == [name for name in names if name not in set(expected)]
+    expected = [name for name in names if hash_share(name) < 0.25]
+    assert record_ids(fast / "out", "val") == expected
+    assert record_ids(fast / "out", "train") == [name for name in names if name not in set(expected)]
     assert 60 < len(expected) < 140
 
 
@@ -357,34 +275,19 @@ def test_hashes_below(fraction: float, keys: list[str]) -> None:
 
 @pytest.mark.parametrize("cap", [7, 30, 31])
 def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
-    paths = [write_jsonl(fast / f"{n}.jsonl", [pair(f"{n}-{i}") for i in range(15)]) for n in ("a", "b")]
+    names = [[f"{file}-{i}" for i in range(15)] for file in "ab"]
+    paths = [write_jsonl(fast / f"{own[0]}.jsonl", [pair(name) for name in own]) for own in names]
     sources = [{"path": [str(path) for path in paths], "name": "both", "max_records": cap}]
     manifest = build(plain_recipe(paths[0], sources=sources, shard_bytes=300), fast / "out")
-    ids = [episode.record_id for episode in episodes(fast / "out")]
-    assert ids == [*(f"a-{i}" for i in range(15)), *(f"b-{i}" for i in range(15))][:cap]
-    left_out = manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0)
-    assert left_out == max(0, 30 - cap)
+    assert record_ids(fast / "out") == [*names[0], *names[1]][:cap]
+    assert manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0) == max(0, 30 - cap)
 
 
-# What stands in a manifest
-
-
-class Mixed(NamedTuple):
-    recipe: dict[str, Any]
-    out: Path
-    manifest: dict[str, Any]
-    states: list[BuildProgress]
-
-
-@pytest.fixture(scope="module")
-def mixed(fast_module: Path) -> Mixed:
+def test_the_manifest_says_what_went_in_and_out_and_a_finished_build_is_left_alone(fast: Path) -> None:
     states: list[BuildProgress] = []
-    recipe, out = mixed_recipe(write_inputs(fast_module / "in")), fast_module / "out"
-    return Mixed(recipe, out, build(recipe, out, on_progress=states.append), states)
-
-
-def test_the_manifest_says_what_went_in_and_out(mixed: Mixed) -> None:
-    manifest, last = mixed.manifest, mixed.states[-1]
+    recipe, out = mixed_recipe(write_inputs(fast / "in")), fast / "out"
+    manifest = build(recipe, out, on_progress=states.append)
+    last = states[-1]
     assert last.tokens == sum(split["tokens"] for split in manifest["splits"].values())
     assert last.records == Ledger.from_json(manifest["ledger"]).total_records("read")
     assert (last.chunks_done, last.bytes_done) == (last.chunks, last.bytes)
@@ -399,22 +302,15 @@ def test_the_manifest_says_what_went_in_and_out(mixed: Mixed) -> None:
     assert manifest["recipe_sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
     assert manifest["tokenizer"]["vocab_size"] == 261
     assert manifest["policy"]["name"] == "assistant"
-    assert json.loads((mixed.out / "manifest.json").read_text()) == manifest
-
-
-def test_the_docs_name_every_key_of_a_manifest(mixed: Mixed) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
-    manifest = mixed.manifest
+    assert json.loads((out / "manifest.json").read_text()) == manifest
+    docs = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
     keys = {*manifest, *manifest["inputs"][0], *manifest["splits"]["train"], *manifest["ledger"], *TOKEN_FATES}
     for name in ("tokenizer", "template", "policy"):
         keys |= set(manifest[name])
     keys |= {note for notes in manifest["ledger"]["notes"].values() for note in notes}
     assert len(keys) > 40
-    assert not {key for key in keys if f"`{key}`" not in text}
-
-
-def test_a_finished_build_is_left_alone(mixed: Mixed) -> None:
-    times = {path: path.stat().st_mtime_ns for path in mixed.out.rglob("*")}
+    assert not {key for key in keys if f"`{key}`" not in docs}
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     for resume in (False, True):
-        assert run_build(mixed.recipe, mixed.out, workers=0, resume=resume).outcome is Outcome.ALREADY_BUILT
-    assert {path: path.stat().st_mtime_ns for path in mixed.out.rglob("*")} == times
+        assert run_build(recipe, out, workers=0, resume=resume).outcome is Outcome.ALREADY_BUILT
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
