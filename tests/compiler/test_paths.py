@@ -56,7 +56,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["data/**/[ac].*"], ["data/a.jsonl", "data/deep/er/c.jsonl.gz"]),
         (
             ["data/**"],
-            [*(f"data/{name}" for name in ("B.jsonl", "a.jsonl", "b.jsonl", "deep/er/c.jsonl.gz", "x[1].jsonl"))],
+            ["data/B.jsonl", "data/a.jsonl", "data/b.jsonl", "data/deep/er/c.jsonl.gz", "data/x[1].jsonl"],
         ),
         (
             ["data/b.jsonl", "data/[ab].jsonl", "{home}/data/a.jsonl", "./data//b.jsonl", "n.md"],
