@@ -1,4 +1,4 @@
-"""Jobs that the executor tests run in worker processes; workers import this module by name."""
+"""Jobs that the tests of engines run in worker processes; workers import this module by name."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ class Chunk:
         return f"chunk {self.number} of sample.jsonl"
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """The limit is there to end a test that hangs, and is not reached on the slowest machine."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
 def square(number: int) -> dict[str, int]:
     CALLS.append(number)
     return {"square": number * number, "pid": os.getpid(), "calls": len(CALLS)}
@@ -59,27 +67,19 @@ def count_siblings(number: int) -> int:
     return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """The limit is there to end a test that hangs, and is not reached on the slowest machine."""
-    until = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)
-
-
-def slow_square(number: int) -> dict[str, int]:
-    time.sleep(0.05)
-    return square(number)
-
-
 def note_then(chunk: Chunk, kills: int) -> dict[str, int]:
     """Note the try in a file, and kill the own process in the first `kills` tries."""
     tries = Path(chunk.folder, f"tries_{chunk.number}")
-    with tries.open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    if len(tries.read_text().splitlines()) <= kills:
+    if len(noted(tries, os.getpid())) <= kills:
         os.kill(os.getpid(), chunk.signal)
     return {"number": chunk.number, "pid": os.getpid()}
+
+
+def noted(path: Path, number: int) -> list[str]:
+    """Write a number down, one line a call; all that is there now."""
+    with path.open("a") as file:
+        file.write(f"{number}\n")
+    return path.read_text().splitlines()
 
 
 def kill_once_if_odd(chunk: Chunk) -> dict[str, int]:
@@ -105,8 +105,9 @@ def exit_quietly(chunk: Chunk) -> None:
     os._exit(7)
 
 
-def call_exit(number: int) -> None:
-    sys.exit(number)
+def kill_the_parent(number: int) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 class OddError(ChatmillError):
@@ -118,31 +119,25 @@ class OddError(ChatmillError):
 
 
 class StubbornError(Exception):
-    """An error that cannot travel at all."""
+    """An error that cannot travel at all, as it holds what cannot be pickled."""
 
     def __init__(self) -> None:
-        self.file = open(os.devnull)  # noqa: SIM115 - a thing that cannot be pickled
-        super().__init__("holds a file")
-
-    def __del__(self) -> None:
-        self.file.close()
+        self.lock = threading.Lock()
+        super().__init__("holds a lock")
 
 
 def fail(kind: str) -> None:
-    if kind == "data":
-        raise DataError("bad value 5")
-    if kind == "record":
-        raise RecordError("no messages", code="empty", path="messages", where="a.jsonl:3", record_id="r1")
-    if kind == "unknown":
-        raise UnknownNameError("template", "chatlm", ["chatml", "llama3"])
-    if kind == "odd":
-        raise OddError(1, second="two")
-    if kind == "zero":
-        print(1 // 0)
+    if kind == "exit":
+        sys.exit(4)
     if kind == "file":
         Path("/no/such/file").read_text()
-    if kind == "stubborn":
-        raise StubbornError
+    raise {
+        "data": DataError("bad value 5"),
+        "record": RecordError("no messages", code="empty", path="messages", where="a.jsonl:3", record_id="r1"),
+        "unknown": UnknownNameError("template", "chatlm", ["chatml", "llama3"]),
+        "odd": OddError(1, second="two"),
+        "stubborn": StubbornError(),
+    }[kind]
 
 
 def fail_on_two(number: int) -> int:
@@ -169,9 +164,13 @@ def hold_the_interpreter_after_note(chunk: Chunk) -> None:
 
 def say_something(number: int) -> dict[str, Any]:
     print("a job speaks")
-    names = ("OMP_NUM_THREADS", "CHATMILL_WORKER")
     seen = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, check=True)
-    return {"environment": {name: os.environ.get(name) for name in names}, "path": sys.path, "child": seen.stdout}
+    return {"threads": os.environ.get("OMP_NUM_THREADS"), "path": sys.path, "child": seen.stdout}
+
+
+def note_pid(path: Path) -> int:
+    noted(path, os.getpid())
+    return os.getpid()
 
 
 def load_libraries(path: Path) -> None:
@@ -183,19 +182,7 @@ def load_libraries(path: Path) -> None:
     note_pid(path)
 
 
-def note_pid(path: Path) -> int:
-    """Write the process id down, one line a call."""
-    with path.open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    return os.getpid()
-
-
 def start_thread(path: Path) -> None:
     """Leave a thread after, as a library may."""
     note_pid(path)
     threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
-
-
-def kill_the_parent(number: int) -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)

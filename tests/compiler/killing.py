@@ -33,17 +33,8 @@ from tests.distill import inputs
 from tests.distill.inputs import in_chunks_of
 from tests.faults import active
 
-CHANGES = {
-    "os.rename",
-    "os.remove",
-    "os.mkdir",
-    "os.rmdir",
-    "os.truncate",
-    "os.utime",
-    "os.link",
-    "os.symlink",
-    "os.fsync",
-}
+NAMES = ("rename", "remove", "mkdir", "rmdir", "truncate", "utime", "link", "symlink", "fsync")
+CHANGES = {f"os.{name}" for name in NAMES}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -64,30 +55,26 @@ def in_child(work: Callable[[], None]) -> int:
 
 def watch_files(inside: Path, at: int, note: Path | None) -> None:
     """From here on: SIGKILL before the `at`-th change of a file in a folder (0: never); `note` lists them all."""
-    prefix = str(inside)
-    seen = 0
-    busy = False
+    seen, is_noting, sync = 0, False, os.fsync
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen, busy
-        if busy or (event not in CHANGES and event != "open"):
+        nonlocal seen, is_noting
+        if is_noting or (event not in CHANGES and event != "open"):
             return
         path = arguments[0]
         if event == "open" and not (isinstance(path, str) and isinstance(arguments[2], int) and arguments[2] & WRITING):
             return
         # Removing a tree names files relative to an open folder.
-        if not (os.fspath(path).startswith(prefix) or "/" not in os.fspath(path)):
+        if not (os.fspath(path).startswith(str(inside)) or "/" not in os.fspath(path)):
             return
         seen += 1
         if note is not None:
-            busy = True
+            is_noting = True
             with note.open("a") as file:
                 file.write(json.dumps([event, os.fspath(path), *map(str, arguments[1:2])]) + "\n")
-            busy = False
+            is_noting = False
         if seen == at:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    sync = os.fsync
 
     def noted_sync(descriptor: int) -> None:
         hook("os.fsync", (os.readlink(f"/proc/self/fd/{descriptor}"),))
@@ -121,18 +108,15 @@ def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str
     return report
 
 
-def dying(order: dict[str, Any], out: Path) -> Callable[[], None]:
-    def work() -> None:
-        with active(order["first"]):
-            builder(order, out)()
-
-    return work
-
-
 def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
     note, out, left = home / "note", home / "out", home / "left"
+
+    def killed_first() -> None:
+        with active(order["first"]):
+            builder(order, left)()
+
     if "first" in order:
-        assert in_child(dying(order, left)) == signal.SIGKILL, "the build was not killed"
+        assert in_child(killed_first) == signal.SIGKILL, "the build was not killed"
 
     def counted(at: int, note: Path | None) -> Callable[[], None]:
         def work() -> None:
@@ -226,14 +210,8 @@ def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) 
 
 def reports_of(order: dict[str, Any]) -> list[dict[str, Any]]:
     """What this module prints of an order, one report for each kill."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compiler.killing"],
-        input=json.dumps(order),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    command, home = [sys.executable, "-m", "tests.compiler.killing"], Path(__file__).parents[2]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False, cwd=home)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

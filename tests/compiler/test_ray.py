@@ -1,7 +1,12 @@
-"""The Ray engine on a real local Ray: results, killed workers, errors."""
+"""The Ray engine on a real local Ray: results, killed workers, errors; and a build on a cluster that loses a node.
+
+That cluster is of a process of its own, as Ray ends the process that loses it:
+python -m tests.compiler.test_ray RECIPE OUT
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -14,12 +19,15 @@ from typing import Any
 
 import pytest
 
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
 from chatmill.compiler.engines.jobs import JobKilledWorkers, RemoteTraceback, WorkerStartError
 from chatmill.compiler.engines.ray_engine import RayExecutor
+from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from tests.compiler import executor_jobs as jobs
+from tests.compiler.builds import chats, digest, leftovers, plain_recipe, write_jsonl
 from tests.compiler.executor_jobs import Chunk
-from tests.ray_cluster import free_port
+from tests.ray_cluster import PATIENT, WORKERS_WHEN_NEEDED, free_port
 
 ray = pytest.importorskip("ray")
 
@@ -45,7 +53,7 @@ def run(job: Callable[[Any], Any], specs: list[Any], **options: Any) -> dict[int
 
 @pytest.mark.usefixtures("cluster")
 def test_every_job_is_reported_once_and_workers_are_used_again() -> None:
-    found = run(jobs.slow_square, list(range(12)))
+    found = run(jobs.square, list(range(12)))
     assert {index: result["square"] for index, result in found.items()} == {n: n * n for n in range(12)}
     assert os.getpid() not in {result["pid"] for result in found.values()}
     assert max(result["calls"] for result in found.values()) > 1
@@ -153,7 +161,67 @@ def test_options_and_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="workers is 0"):
         RayExecutor(workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingExtraError, match=r"the Ray engine needs the package 'ray': pip install 'chatmill\[ray\]'"
-    ):
+    words = r"the Ray engine needs the package 'ray': pip install 'chatmill\[ray\]'"
+    with pytest.raises(MissingExtraError, match=words):
         run(jobs.square, [1])
+
+
+# A cluster of several nodes.
+
+
+def slow_chunk(job: ChunkJob) -> dict[str, Any]:
+    """A chunk that takes long enough for its node to be lost in the middle; notes where it ran."""
+    time.sleep(0.3)
+    receipt = compile_chunk(job)
+    Path(job.place.directory, "..", f"ran_{job.number}_{ray.get_runtime_context().get_node_id()}").touch()
+    return receipt
+
+
+class Slowly(RayExecutor):
+    def map(self, job: Any, specs: Any) -> Any:
+        return super().map(slow_chunk if job is compile_chunk else job, specs)
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_the_middle_of_a_build(fast: Path) -> None:
+    """The head runs no tasks: all of them run on nodes that are added."""
+    path = write_jsonl(fast / "chats.jsonl", chats(150, 5))
+    recipe = plain_recipe(path, split={"val_fraction": 0.1}, shard_bytes=path.stat().st_size // 14)
+    run_build(recipe, fast / "whole", workers=0)
+    (fast / "recipe.json").write_text(json.dumps(recipe))
+    command = [sys.executable, "-m", "tests.compiler.test_ray", str(fast / "recipe.json"), str(fast / "out")]
+    environment = {**os.environ, **WORKERS_WHEN_NEEDED, **PATIENT, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = {path.name.split("_")[2] for path in fast.glob("ran_*")}
+    assert len(where) == 2, "both nodes had chunks"
+    assert digest(fast / "out") == digest(fast / "whole")
+    assert leftovers(fast / "out") == []
+
+
+def main() -> None:
+    """Build, and kill one of two nodes after three chunks."""
+    from ray.cluster_utils import Cluster
+
+    recipe, out = sys.argv[1:]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    cluster.wait_for_nodes()
+    killed = []
+
+    def kill_a_node(state: BuildProgress) -> None:
+        if state.chunks_done == 3 and not killed:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            killed.append(nodes[0])
+
+    try:
+        run_build(json.loads(Path(recipe).read_text()), out, executor=Slowly(cluster.address), on_progress=kill_a_node)
+        assert killed
+    finally:
+        sys.stdout.flush()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
