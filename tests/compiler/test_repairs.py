@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import NotShown, Repair, recipe_of
@@ -25,6 +27,11 @@ U, A, T = Role.USER, Role.ASSISTANT, Role.TOOL
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
 ONE = ToolCall("f", '{"a": 1}', "call_abcdefghij")
 TWO = ToolCall("g", '{"b": 2}', "call_2")
+Q, ANSWER, HELLO, DONE = Message(U, "q"), Message(A, "a"), Message(A, "Hello!"), Message(A, "done")
+SYSTEM = Message(Role.SYSTEM, "Be kind.")
+RESULTS = Message(T, "r2", tool_call_id="call_2"), Message(T, "r1", tool_call_id=ONE.id)
+BESIDE = Message(A, "I look.", reasoning="Hm.", tool_calls=(ONE,))
+NINE = Message(A, "I look.", tool_calls=(ONE._replace(id="abcdefghi"),))
 SINGLE = """{#-
 chatmill: template
 tokens: <|im_start|> <|im_end|>
@@ -38,174 +45,154 @@ stops: <|im_end|>
 {% endif %}
 """
 """Takes one call, shows no text next to it, and no tools."""
+HIDES = SINGLE.replace("in messages %}", "in messages if message.role != 'system' %}")
+ENDLESS = SINGLE.replace("<|im_end|>\n{% endfor", "{% if not message.tool_calls %}<|im_end|>{% endif %}\n{% endfor")
 
 
 def talk(*messages: Message, tools: Any = ()) -> Conversation:
     return Conversation(tuple(messages), id="r", source="s", tools=tools)
 
 
-def bound(template: str) -> Any:
-    return Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template=template))).template
+def silent(message: Message, **changes: Any) -> Message:
+    return message._replace(content="", has_content=False, **changes)
 
 
-CALLING = talk(
-    Message(U, "q"),
-    Message(A, "", tool_calls=(ONE, TWO), has_content=False),
-    Message(T, "r2", tool_call_id="call_2"),
-    Message(T, "r1", tool_call_id=ONE.id),
-    Message(A, "done"),
-)
+CALLING = talk(Q, silent(Message(A, "", tool_calls=(ONE, TWO))), *RESULTS, DONE)
+
+
+def bound(template: str, home: Path) -> Any:
+    """A template of a name, or of a text."""
+    if "\n" in template:
+        (home / "own.jinja").write_text(template)
+        template = str(home / "own.jinja")
+    date = {"date": "2026-01-01"} if template == "gpt_oss" else {}
+    return Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template=template, **date))).template
+
+
+def mended(
+    template: Any, talks: list[Conversation], repairs: list[Repair], not_shown: NotShown = NotShown.REFUSE
+) -> list[tuple[Conversation | str, dict[str, int]]]:
+    """Each record as it is rendered, or the code of its error, with its notes; by itself it is as in the batch."""
+    batch, rendered, notes = render_repaired(Conversations.of(talks), template, repairs, not_shown)
+    failed, found = dict(rendered.failed), list[tuple[Any, Any]]()
+    for index, one in enumerate(talks):
+        by_itself = partial(derived_repaired, one, useful_repairs(repairs, template), not_shown)
+        counts = notes.get(index, {})
+        if index in failed:
+            with pytest.raises(RecordError, match=re.escape(failed[index].message)):
+                by_itself(lambda record: render([record], template))
+            found.append((failed[index].code, counts))
+            continue
+        alone, _, counts_alone = by_itself(lambda record: render([record], template))
+        assert (alone.messages, alone.tools, counts_alone) == (batch[index].messages, batch[index].tools, counts)
+        found.append((batch[index], counts))
+    return found
 
 
 def test_call_ids_have_nine_letters_and_results_those_of_their_calls() -> None:
     found = REPAIRS[Repair.CALL_IDS](CALLING)
     assert found is not None
-    changed = found[0]
-    ids = [call.id or "" for call in changed.messages[1].tool_calls]
+    ids = [call.id or "" for call in found[0].messages[1].tool_calls]
     assert all(re.fullmatch("[A-Za-z0-9]{9}", one) for one in ids)
     assert len(set(ids)) == 2
-    assert [message.tool_call_id for message in changed.messages[2:4]] == [ids[1], ids[0]]
-    assert REPAIRS[Repair.CALL_IDS](changed) is None, "ids that fit are left alone"
+    assert [message.tool_call_id for message in found[0].messages[2:4]] == [ids[1], ids[0]]
+    assert REPAIRS[Repair.CALL_IDS](found[0]) is None, "ids that fit are left alone"
     other = REPAIRS[Repair.CALL_IDS](CALLING._replace(id="another"))
     assert other is not None
     assert other[0].messages[1].tool_calls[0].id != ids[0], "no two records share an id"
+    calls = CALLING.messages[1]._replace(tool_calls=(ONE._replace(id=None), TWO._replace(id=None)))
+    results = [message._replace(tool_call_id=None) for message in RESULTS]
+    bare = REPAIRS[Repair.CALL_IDS](talk(Q, calls, *results, DONE))
+    assert bare is not None
+    assert [message.tool_call_id for message in bare[0].messages[2:4]] == ids, "in the order of the calls"
 
 
-def test_results_without_ids_take_those_of_the_calls_in_order() -> None:
-    bare = [message._replace(tool_call_id=None) for message in CALLING.messages]
-    bare[1] = bare[1]._replace(tool_calls=(ONE._replace(id=None), TWO._replace(id=None)))
-    found = REPAIRS[Repair.CALL_IDS](CALLING._replace(messages=tuple(bare)))
-    assert found is not None
-    ids = [call.id for call in found[0].messages[1].tool_calls]
-    assert [message.tool_call_id for message in found[0].messages[2:4]] == ids
+@pytest.mark.parametrize(
+    ("repair", "before", "after", "lost"),
+    [
+        (
+            Repair.PARALLEL_CALLS,
+            [Q, BESIDE._replace(tool_calls=(ONE, TWO)), *RESULTS, DONE],
+            [Q, BESIDE, RESULTS[1], silent(BESIDE, reasoning=None, tool_calls=(TWO,)), RESULTS[0], DONE],
+            {},
+        ),
+        (Repair.LEADING_ANSWER, [SYSTEM, HELLO, Q, ANSWER], [SYSTEM, Q, ANSWER], {"lost_content": 6}),
+        (Repair.TEXT_BESIDE_CALL, [Q, BESIDE], [Q, silent(BESIDE, reasoning="Hm.\n\nI look.")], {}),
+    ],
+)
+def test_what_a_repair_makes_of_a_record(repair: Repair, before: Any, after: Any, lost: dict[str, int]) -> None:
+    assert REPAIRS[repair](talk(*before)) == (talk(*after), lost)
+    assert REPAIRS[repair](talk(*after)) is None
 
 
-def test_parallel_calls_become_one_message_each_with_their_results() -> None:
-    messages = list(CALLING.messages)
-    messages[1] = messages[1]._replace(content="I look.", reasoning="Hm.", has_content=True)
-    found = REPAIRS[Repair.PARALLEL_CALLS](talk(*messages))
-    assert found is not None
-    shown = [(m.role, [c.name for c in m.tool_calls], m.content) for m in found[0].messages]
-    assert shown == [(U, [], "q"), (A, ["f"], "I look."), (T, [], "r1"), (A, ["g"], ""), (T, [], "r2"), (A, [], "done")]
-    assert [message.reasoning for message in found[0].messages] == [None, "Hm.", None, None, None, None]
-    assert REPAIRS[Repair.PARALLEL_CALLS](found[0]) is None
+@given(st.text("uat", max_size=7))
+def test_a_record_ends_with_an_earlier_answer(letters: str) -> None:
+    conversation = Conversation(tuple(Message({"u": U, "a": A, "t": T}[letter], letter) for letter in letters))
+    ends = [end for end in range(1, len(letters)) if letters[end - 1] == "a"]
+    found = REPAIRS[Repair.END_EARLIER](conversation)
+    assert (found and found[0].messages) == (conversation.messages[: ends[-1]] if ends else None)
 
 
-def test_an_answer_before_the_first_question_is_left_out_and_counted() -> None:
-    greeted = talk(Message(Role.SYSTEM, "s"), Message(A, "Hello!"), Message(U, "q"), Message(A, "a"))
-    found = REPAIRS[Repair.LEADING_ANSWER](greeted)
-    assert found is not None
-    assert [message.content for message in found[0].messages] == ["s", "q", "a"]
-    assert found[1] == {"lost_content": 6}
-    assert REPAIRS[Repair.LEADING_ANSWER](found[0]) is None
+CALLED = [Message(U, "one"), silent(NINE)]
+AFTER_CALL = [Message(T, "r", tool_call_id=ONE.id), ANSWER, Message(U, "q2"), Message(A, "b")]
+HELPED: list[Any] = [
+    # users must take turns with answers: two answers are given up
+    (
+        *("mistral_nemo", [*CALLED * 3, Message(U, "four")], [Repair.END_EARLIER], NotShown.REFUSE, CALLED),
+        {"repaired_end_earlier": 1, "lost_content": len("oneonefour"), "lost_calls": 2 * len("f" + ONE.arguments)},
+    ),
+    # an empty system message would still be written
+    (HIDES, [SYSTEM, Q, ANSWER], [], NotShown.DROP, [Q, ANSWER], {"lost_content": len("Be kind.")}),
+    # gpt-oss writes both as analysis, and takes the contents of calls away once a final answer follows
+    (
+        *("gpt_oss", [Q, BESIDE._replace(reasoning=None), *AFTER_CALL], [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE),
+        [Q, silent(BESIDE, reasoning="I look."), *AFTER_CALL],
+        {"repaired_text_beside_call": 1},
+    ),
+    # as reasoning it would be lost where a template shows none
+    ("mistral_nemo", [Q, NINE], [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE, "not_shown", {}),
+    # a record that stays refused has the error that nothing helped against: no tools are shown, and no call ends
+    (ENDLESS, [Q, silent(NINE)], [], NotShown.REFUSE, "not_shown", {}),
+    (ENDLESS, [Q, silent(NINE)], [], NotShown.DROP, "no_stop", {}),
+]
 
 
-def test_text_beside_a_call_joins_the_reasoning_and_records_end_with_an_earlier_answer() -> None:
-    beside = Message(A, "I look.", reasoning="Hm.", tool_calls=(ONE,))
-    result = Message(T, "r", tool_call_id=ONE.id)
-    found = REPAIRS[Repair.TEXT_BESIDE_CALL](talk(Message(U, "q"), beside, result))
-    assert found is not None
-    assert found[0].messages[1] == beside._replace(reasoning="Hm.\n\nI look.", content="", has_content=False)
-    assert found[1] == {}
-    assert REPAIRS[Repair.TEXT_BESIDE_CALL](found[0]) is None
-    calls = [Message(U, "one"), Message(A, "", tool_calls=(ONE._replace(id="abcdefghi"),), has_content=False)]
-    nemo, batch = bound("mistral_nemo"), Conversations.of([talk(*calls, *calls, *calls, Message(U, "four"))])
-    repaired, rendered, notes = render_repaired(batch, nemo, [Repair.END_EARLIER], NotShown.REFUSE)
-    assert rendered.failed == ()
-    assert list(repaired[0].messages) == calls, "users must take turns with answers"
-    left_out = 2 * len("f" + ONE.arguments)
-    assert notes == {0: {"repaired_end_earlier": 1, "lost_content": len("oneonefour"), "lost_calls": left_out}}
-    one = derived_repaired(batch[0], [Repair.END_EARLIER], NotShown.REFUSE, lambda given: render([given], nemo))
-    assert (one[0].messages, one[2]) == (repaired[0].messages, notes[0])
+@pytest.mark.parametrize(("template", "given", "repairs", "not_shown", "after", "notes"), HELPED)
+def test_what_helps_against_the_refusal_of_a_template(
+    tmp_path: Path, template: str, given: Any, repairs: Any, not_shown: NotShown, after: Any, notes: Any
+) -> None:
+    tools = TOOLS if template == ENDLESS else ()
+    [(found, counted)] = mended(bound(template, tmp_path), [talk(*given, tools=tools)], repairs, not_shown)
+    assert (found if isinstance(found, str) else list(found.messages)) == after
+    assert counted == notes
 
 
-def test_tools_without_a_description_get_an_empty_one() -> None:
+def test_only_repairs_that_help_are_kept(tmp_path: Path) -> None:
+    """Nemo wants ids of nine characters and takes parallel calls; gpt-oss wants descriptions of tools."""
+    nemo = bound("mistral_nemo", tmp_path)
+    [(found, notes), unchanged] = mended(nemo, [CALLING, talk(Q, ANSWER)], list(Repair))
+    assert notes == {"repaired_call_ids": 1}
+    assert [len(message.tool_calls) for message in found.messages] == [0, 2, 0, 0, 0]  # type: ignore[union-attr]
+    assert unchanged == (talk(Q, ANSWER), {})
+    assert isinstance(mended(nemo, [CALLING], [Repair.PARALLEL_CALLS])[0][0], str)
     bare = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    given = talk(Message(U, "q"), Message(A, "a"), tools=(bare,))
-    oss = Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template="gpt_oss", date="2026-01-01"))).template
-    repaired, rendered, notes = render_repaired(Conversations.of([given]), oss, list(Repair), NotShown.REFUSE)
-    assert rendered.failed == ()
-    assert repaired[0].tools == ({**bare, "function": {**bare["function"], "description": ""}},)  # type: ignore[dict-item]
-    assert notes == {0: {"repaired_tool_descriptions": 1}}
-
-
-def test_only_repairs_that_help_are_kept() -> None:
-    """Nemo wants ids of nine characters and takes parallel calls: those stay as they are."""
-    nemo = bound("mistral_nemo")
-    batch = Conversations.of([CALLING, talk(Message(U, "q"), Message(A, "a"))])
-    repaired, rendered, notes = render_repaired(batch, nemo, list(Repair), NotShown.REFUSE)
-    assert rendered.failed == ()
-    assert notes == {0: {"repaired_call_ids": 1}}
-    assert [len(message.tool_calls) for message in repaired[0].messages] == [0, 2, 0, 0, 0]
-    assert repaired[1] == batch[1]
-    _, refused, _ = render_repaired(batch, nemo, [Repair.PARALLEL_CALLS], NotShown.REFUSE)
-    assert [index for index, _ in refused.failed] == [0]
-
-
-def test_a_system_message_that_is_not_shown_goes_as_a_whole(tmp_path: Path) -> None:
-    """A template may write something for an empty one."""
-    hides = SINGLE.replace("in messages %}", "in messages if message.role != 'system' %}")
-    (tmp_path / "hides.jinja").write_text(hides)
-    batch = Conversations.of([talk(Message(Role.SYSTEM, "Be kind."), Message(U, "q"), Message(A, "a"))])
-    repaired, rendered, notes = render_repaired(batch, bound(str(tmp_path / "hides.jinja")), [], NotShown.DROP)
-    assert rendered.failed == ()
-    assert [message.role for message in repaired[0].messages] == [U, A]
-    assert notes == {0: {"lost_content": len("Be kind.")}}
-
-
-def test_text_before_a_call_that_a_later_answer_hides_becomes_reasoning() -> None:
-    """gpt-oss writes both as analysis, and takes the contents of calls away once a final answer follows."""
-    oss = Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template="gpt_oss", date="2026-01-01"))).template
-    call = Message(A, "I look.", tool_calls=(ONE,))
-    given = talk(
-        Message(U, "q"), call, Message(T, "r", tool_call_id=ONE.id), Message(A, "a"), Message(U, "q2"), Message(A, "b")
-    )
-    batch = Conversations.of([given])
-    assert [error.path for _, error in render(batch, oss, collect_failures=True).failed] == ["messages[1].content"]
-    repaired, rendered, notes = render_repaired(batch, oss, [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE)
-    assert rendered.failed == ()
-    assert repaired[0].messages[1] == call._replace(reasoning="I look.", content="", has_content=False)
-    assert notes == {0: {"repaired_text_beside_call": 1}}
-    text = oss.tokenizer.decode(rendered.tokens.ids)
-    assert "<|channel|>analysis<|message|>I look.<|end|>" in text
-
-
-def test_text_before_a_call_is_not_lost_as_reasoning_that_a_template_does_not_show() -> None:
-    call = Message(A, "I look.", tool_calls=(ONE._replace(id="abcdefghi"),))
-    batch = Conversations.of([talk(Message(U, "q"), call)])
-    _, rendered, notes = render_repaired(batch, bound("mistral_nemo"), [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE)
-    assert [error.code for _, error in rendered.failed] == ["not_shown"]
-    assert notes == {}
+    [(found, notes)] = mended(bound("gpt_oss", tmp_path), [talk(Q, ANSWER, tools=(bare,))], list(Repair))
+    described = {**bare, "function": {**bare["function"], "description": ""}}  # type: ignore[dict-item]
+    assert (found, notes) == (talk(Q, ANSWER, tools=(described,)), {"repaired_tool_descriptions": 1})
 
 
 @pytest.mark.parametrize("not_shown", list(NotShown))
 @pytest.mark.parametrize("repairs", [[], list(Repair)], ids=["none", "all"])
 def test_one_by_one_is_as_in_a_batch(tmp_path: Path, repairs: list[Repair], not_shown: NotShown) -> None:
-    (tmp_path / "single.jinja").write_text(SINGLE)
-    single = bound(str(tmp_path / "single.jinja"))
-    beside = Message(A, "I will look.", tool_calls=(ONE,))
     talks = [
         CALLING,
-        talk(Message(A, "hi"), *CALLING.messages, tools=TOOLS),
-        talk(Message(U, "q"), Message(A, "a")),
-        talk(Message(U, "q"), beside, Message(T, "r", tool_call_id=ONE.id), Message(A, "a"), tools=TOOLS),
+        talk(HELLO, *CALLING.messages, tools=TOOLS),
+        talk(Q, ANSWER),
+        talk(Q, BESIDE._replace(reasoning=None), RESULTS[1], ANSWER, tools=TOOLS),
     ]
-    batch, rendered, notes = render_repaired(Conversations.of(talks), single, repairs, not_shown)
-    failed = dict(rendered.failed)
-    assert len(failed) == {"refuse": (3, 2), "drop": (2, 0)}[not_shown][bool(repairs)]
-    for index, one in enumerate(talks):
-        by_itself = partial(derived_repaired, one, useful_repairs(repairs, single), not_shown)
-        if index in failed:
-            with pytest.raises(RecordError, match=re.escape(failed[index].message)):
-                by_itself(lambda given: render([given], single))
-            continue
-        found, _, counts = by_itself(lambda given: render([given], single))
-        assert (found.messages, found.tools) == (batch[index].messages, batch[index].tools)
-        assert counts == notes.get(index, {})
-
-
-def record(name: str, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"id": name, "messages": list(messages), **more}
+    found = mended(bound(SINGLE, tmp_path), talks, repairs, not_shown)
+    failed = sum(isinstance(one, str) for one, _ in found)
+    assert failed == {"refuse": (3, 2), "drop": (2, 0)}[not_shown][bool(repairs)]
 
 
 def test_a_build_counts_what_it_repairs_and_verify_derives_it_again(tmp_path: Path) -> None:
@@ -214,11 +201,14 @@ def test_a_build_counts_what_it_repairs_and_verify_derives_it_again(tmp_path: Pa
     asked, done = {"role": "user", "content": "q"}, {"role": "assistant", "content": "done"}
     results = [{"role": "tool", "content": str(k), "tool_call_id": f"c{k}"} for k in (1, 2)]
     calls = [{**call, "id": f"c{k}"} for k in (1, 2)]
+    two = {"role": "assistant", "content": None, "tool_calls": calls}
+    beside = {"role": "assistant", "content": "I look.", "tool_calls": calls[:1]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
     records = [
-        record("plain", asked, done),
-        record("two", asked, {"role": "assistant", "content": None, "tool_calls": calls}, *results, done),
-        record("beside", asked, {"role": "assistant", "content": "I look.", "tool_calls": calls[:1]}, results[0], done),
-        record("tools", asked, done, tools=[{"type": "function", "function": {"name": "f"}}]),
+        {"id": "plain", "messages": [asked, done]},
+        {"id": "two", "messages": [asked, two, *results, done]},
+        {"id": "beside", "messages": [asked, beside, results[0], done]},
+        {"id": "tools", "messages": [asked, done], "tools": tools},
     ]
     path = write_jsonl(tmp_path / "chats.jsonl", records)
     recipe = plain_recipe(path, template=str(tmp_path / "single.jinja"))
@@ -238,21 +228,3 @@ def test_a_build_counts_what_it_repairs_and_verify_derives_it_again(tmp_path: Pa
     assert notes["lost_content"] == len("I look.")
     assert notes["lost_tools"] > 20
     assert len(EpisodeDataset(tmp_path / "kept")) == 4
-
-
-def test_a_record_that_stays_refused_has_the_error_that_nothing_helped_against(tmp_path: Path) -> None:
-    """The template shows no tools, and ends no call."""
-    endless = SINGLE.replace("<|im_end|>\n{% endfor", "{% if not message.tool_calls %}<|im_end|>{% endif %}\n{% endfor")
-    (tmp_path / "endless.jinja").write_text(endless)
-    template = bound(str(tmp_path / "endless.jinja"))
-    given = talk(Message(U, "q"), Message(A, "", tool_calls=(ONE,), has_content=False), tools=TOOLS)
-
-    def reasons(not_shown: NotShown) -> list[str]:
-        return [
-            error.code for _, error in render_repaired(Conversations.of([given]), template, [], not_shown)[1].failed
-        ]
-
-    assert (reasons(NotShown.REFUSE), reasons(NotShown.DROP)) == (["not_shown"], ["no_stop"])
-    with pytest.raises(RecordError) as refused:
-        derived_repaired(given, [], NotShown.DROP, lambda one: render([one], template))
-    assert refused.value.code == "no_stop"
