@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,7 @@ RULES: list[dict[str, Any]] = [
     {"exchanges": 2},
     {"exchanges": 3, "observations": 1},
 ]
+NAMED: dict[str, Any] = {"tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True, "thinking": "as_given"}
 
 
 def agent(rng: random.Random, name: str) -> dict[str, Any]:
@@ -51,6 +53,13 @@ def agent(rng: random.Random, name: str) -> dict[str, Any]:
     if rng.random() < 0.9:
         messages.append({"role": "assistant", "content": "done", "reasoning_content": "all seen"})
     return {"id": name, "messages": messages}
+
+
+def agents(path: Path, seed: int, count: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    records = [agent(rng, f"r{number}") for number in range(count)]
+    write_jsonl(path, records)
+    return records
 
 
 def by_hand(messages: list[dict[str, Any]], rule: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,16 +114,15 @@ def trained(pipeline: Pipeline, conversation: Conversation, rule: dict[str, Any]
 
 @pytest.fixture(scope="module", params=["turns", "tree"])
 def pipeline(request: pytest.FixtureRequest) -> Pipeline:
-    named = {"tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True, "thinking": "as_given"}
-    return Pipeline(recipe_of({"sources": [{"path": "x"}], "expand": request.param, **named}))
+    return Pipeline(recipe_of({"sources": [{"path": "x"}], "expand": request.param, **NAMED}))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_answer_is_trained_after_its_own_history(
     pipeline: Pipeline, rule: dict[str, Any], tmp_path: Path
 ) -> None:
-    rng = random.Random(5)
-    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(6)])
+    path = tmp_path / "runs.jsonl"
+    agents(path, 5, 6)
     real = Path(__file__).parents[1] / "data" / "conversations"
     chats = [*ConversationFile(path), *list(ConversationFile(real / "tau_airline.jsonl.gz"))[:1]]
     compared = 0
@@ -126,17 +134,14 @@ def test_every_answer_is_trained_after_its_own_history(
     assert compared > 30
 
 
-@given(
-    st.lists(st.sampled_from([Role.USER, Role.ASSISTANT, Role.TOOL]), max_size=14),
-    st.none() | st.integers(1, 4),
-    st.none() | st.integers(1, 4),
-    st.sampled_from([("tool",), ("user",), ("tool", "user")]),
-)
+LIMITS = st.sampled_from([(a, b) for a in (None, 1, 2, 3, 4) for b in (None, 1, 2, 3, 4) if a or b])
+OBSERVERS = st.sampled_from([("tool",), ("user",), ("tool", "user")])
+
+
+@given(st.lists(st.sampled_from([Role.USER, Role.ASSISTANT, Role.TOOL]), max_size=14), LIMITS, OBSERVERS)
 @settings(max_examples=300)
-def test_the_fast_rule_is_the_slow_one(roles: list[Role], observations: Any, exchanges: Any, who: Any) -> None:
-    if observations is None and exchanges is None:
-        return
-    rule = History(observations=observations, exchanges=exchanges, roles=who)
+def test_the_fast_rule_is_the_slow_one(roles: list[Role], limits: Any, observers: Any) -> None:
+    rule = History(observations=limits[0], exchanges=limits[1], roles=observers)
     messages = [Message(role, "one\ntwo") for role in roles]
     slow = [k if message is messages[k] else ~k for k, message in plain_history(messages, rule)]
     assert rule.before([CODES[role] for role in roles], len(roles)) == slow
@@ -145,17 +150,16 @@ def test_the_fast_rule_is_the_slow_one(roles: list[Role], observations: Any, exc
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
-        ({"template": "qwen3"}, RULES[3]),
-        ({"template": "qwen3", "expand": "tree", "policy": "post_training"}, RULES[0]),
-        ({"template": "qwen3", "policy": "all", "packing": {"max_length": 400, "overflow": "turns"}}, RULES[1]),
+        ({}, RULES[3]),
+        ({"expand": "tree", "policy": "post_training"}, RULES[0]),
+        ({"policy": "all", "packing": {"max_length": 400, "overflow": "turns"}}, RULES[1]),
         ({"template": "chatml", "policy": "last_turn", "not_shown": "drop"}, RULES[2]),
     ],
 )
 def test_verify_derives_histories_again(tmp_path: Path, more: dict[str, Any], rule: dict[str, Any]) -> None:
-    rng = random.Random(9)
-    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(12)])
-    named = {"tokenizer": "bytes", "add_control_tokens": True, "gates": OPEN_GATES, "on_error": "quarantine"}
-    sources = [{"path": str(path), "history": rule}]
+    agents(tmp_path / "runs.jsonl", 9, 12)
+    sources = [{"path": str(tmp_path / "runs.jsonl"), "history": rule}]
+    named = NAMED | {"thinking": "auto", "gates": OPEN_GATES, "on_error": "quarantine"}
     notes = proved({"sources": sources, **named, **more}, tmp_path / "built").all_notes()
     assert notes["history_changed"] > 4
     assert notes["history_rows"] > 0 or more.get("policy") == "last_turn"
@@ -163,23 +167,19 @@ def test_verify_derives_histories_again(tmp_path: Path, more: dict[str, Any], ru
 
 def test_prompts_that_were_sent_say_whether_the_rule_is_that_of_the_harness(tmp_path: Path) -> None:
     rule = {"observations": 1, "elided": "(gone)"}
-    named = {"tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True, "thinking": "as_given"}
-    pipeline = Pipeline(recipe_of({"sources": [{"path": "x"}], **named}))
-    rng, records = random.Random(2), []
-    for number in range(8):
-        record = agent(rng, f"r{number}")
-        (conversation,) = ConversationFile(write_jsonl(tmp_path / "one.jsonl", [record]))
-        pairs = list(wanted(conversation, rule))
+    pipeline = Pipeline(recipe_of({"sources": [{"path": "x"}], **NAMED}))
+    path = tmp_path / "runs.jsonl"
+    records = agents(path, 2, 8)
+    for record, conversation in zip(records, list(ConversationFile(path)), strict=True):
         spoken = [k for k, one in enumerate(conversation.messages) if one.role is Role.ASSISTANT and one.weight != 0]
-        for k, (prompt, answer) in zip(spoken, pairs, strict=True):
-            sent, sampled = (_ids(pipeline, text) for text in (prompt, answer))
-            record["messages"][k] |= {"prompt_token_ids": sent, "token_ids": sampled}
-        records.append(record)
-    path = write_jsonl(tmp_path / "runs.jsonl", records)
+        for k, pair in zip(spoken, wanted(conversation, rule), strict=True):
+            prompt, sampled = (_ids(pipeline, text) for text in pair)
+            record["messages"][k] |= {"prompt_token_ids": prompt, "token_ids": sampled}
+    write_jsonl(path, records)
     differ = {}
     for name, history in (("with", rule), ("without", None)):
         sources = [{"path": str(path), "history": history}]
-        recipe = {"sources": sources, "drift": "report", "gates": OPEN_GATES, **named}
+        recipe = {"sources": sources, "drift": "report", "gates": OPEN_GATES, **NAMED}
         notes = proved(recipe, tmp_path / name).all_notes()
         assert notes["prompts_compared"] == notes["sampled_messages"] > 20
         differ[name] = notes["prompts_differ"]
@@ -191,8 +191,6 @@ def _ids(pipeline: Pipeline, text: str) -> list[int]:
     """The ids of a text with control tokens."""
     tokenizer = pipeline.template.tokenizer
     found: list[int] = []
-    while text:
-        name = next((name for name in tokenizer.control_ids if text.startswith(name)), None)
-        found += [tokenizer.control_ids[name]] if name else tokenizer.encode(text[0])
-        text = text[len(name or text[0]) :]
+    for part in re.split(f"({'|'.join(map(re.escape, tokenizer.control_ids))})", text):
+        found += [tokenizer.control_ids[part]] if part in tokenizer.control_ids else tokenizer.encode(part)
     return found

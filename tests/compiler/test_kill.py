@@ -248,14 +248,18 @@ def limited(folder: Path, limit: str, *arguments: str | Path) -> Any:
     return run_forked(folder / "limited.py", "build", *arguments, "-o", folder / "out")
 
 
-def test_files_that_may_not_grow(sets: Sets, fast: Path) -> None:
+def test_files_that_may_not_grow(fast: Path) -> None:
     """Met in the middle of writing."""
-    done = limited(fast, "RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)", sets.home / "recipe.yaml", "-w", "1")
+    recipe = plain_recipe(write_jsonl(fast / "chats.jsonl", chats(400, 6, words=60)))
+    (fast / "recipe.yaml").write_text(json.dumps(recipe))
+    done = limited(fast, "RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)", fast / "recipe.yaml", "-w", "1")
     assert done.returncode == 2, done.stderr
     assert "File too large" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert not (fast / "out" / "manifest.json").exists()
-    sets.resume(fast / "out")
+    run_build(recipe, fast / "out", workers=0, resume=True)
+    run_build(recipe, fast / "whole", workers=0)
+    assert digest(fast / "out") == digest(fast / "whole")
 
 
 def test_few_open_files_are_enough_for_many_shards(sets: Sets, fast: Path) -> None:

@@ -117,7 +117,7 @@ def test_files_of_every_kind_are_one_dataset(tmp_path: Path) -> None:
     assert manifest["splits"]["train"]["episodes"] == 11
     assert verify(tmp_path / "built", deep=True).passed
     with pytest.raises(ConfigError, match="is a built dataset"):
-        build(tmp_path / "again", tmp_path / "built")
+        run_build({"sources": [{"path": str(tmp_path / "built")}], **CHATML}, tmp_path / "again")
 
 
 def test_the_page_is_up_to_date() -> None:
