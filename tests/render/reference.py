@@ -65,12 +65,3 @@ def applied(conversation: Conversation, template: str, tokenizer: Any, **options
         return_dict=True,
         **options,
     )
-
-
-def reference_ids(conversation: Conversation, template: str, tokenizer: Any, **options: Any) -> list[int]:
-    return list(applied(conversation, template, tokenizer, **options)["input_ids"])
-
-
-def reference_ids_and_mask(conversation: Conversation, template: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    encoded = applied(conversation, template, tokenizer, return_assistant_tokens_mask=True)
-    return list(encoded["input_ids"]), list(encoded["assistant_masks"])
