@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,85 +14,86 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.chunk_job import pipeline_of, recipe_json
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.core.harmony_ids import spans_of_ids
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.input_shards import COLUMNS
-from chatmill.errors import ConfigError, RecordError
+from chatmill.distill.input_shards import COLUMNS, read_input
+from chatmill.distill.manifest import KDConfig
+from chatmill.distill.run import kd_recipe
+from chatmill.errors import RecordError
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
-from chatmill.systems.synth_kd import (
-    EOD,
-    KDSplit,
-    OfficialRows,
-    RenderedRow,
-    synth_kd_split,
-    valid_threshold,
-    vocabulary_file,
-)
-from tests.distill.inputs import chat, real_rows, text
+from chatmill.systems.synth_kd import EOD, KDSplit, OfficialRows, synth_kd_split, valid_threshold, vocabulary_file
+from tests.distill.inputs import REAL, chat, real_rows, text
 
 SYSTEM = {"role": "system", "content": [{"type": "system_content", "model_identity": "You are a test."}]}
 DEVELOPER = {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be brief."}]}
-TOOLS = {
-    "role": "developer",
-    "content": [
-        {
-            "type": "developer_content",
-            "tools": {"functions": {"name": "functions", "tools": [{"name": "f", "description": "d"}]}},
-        }
-    ],
-}
+FUNCTIONS = {"functions": {"name": "functions", "tools": [{"name": "f", "description": "d"}]}}
+TOOLS = {"role": "developer", "content": [{"type": "developer_content", "tools": FUNCTIONS}]}
+SPELLINGS: list[dict[str, Any]] = [
+    *[{}, {"ensure_ascii": False}, {"separators": (",", ":")}, {"indent": 1}],
+    *[{"separators": (",", ":"), "ensure_ascii": False}, {"ensure_ascii": False, "sort_keys": True}],
+]
+
+Made = tuple[list[int], list[int]] | str
+"""What a row becomes: its ids with the span of each, or the code of what is wrong with it."""
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    """What builds render rows with."""
+    return pipeline_of(recipe_json(kd_recipe(KDConfig(), read_input(REAL))))
+
+
+@pytest.fixture(scope="module")
+def official() -> OfficialRows:
+    """The reference: rows rendered by openai-harmony."""
+    return OfficialRows(vocabulary_file()[0])
 
 
 def encoded(messages: Any, **options: Any) -> bytes:
     return json.dumps({"messages": messages}, **options).encode()
 
 
-class Rendered(NamedTuple):
-    """What the build makes of some rows."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    rows: np.ndarray
-    """The places of the rows that were rendered."""
-    spans: np.ndarray
-    failed: list[tuple[int, RecordError]]
-    """The places of the others, and why."""
-
-
-def rendered(pipeline: Pipeline, rows: Sequence[bytes | None]) -> Rendered:
-    """Rows as the columns that Parquet gives, through the reader and the pipeline of a build; they may be no UTF-8."""
+def columns(rows: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Rows as the columns that Parquet gives; they may be no UTF-8."""
     lengths = np.array([len(row or b"") for row in rows], dtype=np.int64)
     offsets = pa.py_buffer(offsets_of(lengths).astype(np.int32))
-    present = np.packbits([row is not None for row in rows], bitorder="little")
-    buffers = [pa.py_buffer(present), offsets, pa.py_buffer(b"".join(row or b"" for row in rows))]
+    present = pa.py_buffer(np.packbits([row is not None for row in rows], bitorder="little"))
+    buffers = [present, offsets, pa.py_buffer(b"".join(row or b"" for row in rows))]
     texts = pa.Array.from_buffers(pa.string(), len(rows), buffers)
-    batch = pa.RecordBatch.from_arrays([pa.array([f"id-{n}" for n in range(len(rows))], pa.string()), texts], COLUMNS)
-    found, errors = read_rows(batch, first=0, path="f", source="s", shape=find_shape("synth_kd"))
+    return pa.RecordBatch.from_arrays([pa.array([f"id-{n}" for n in range(len(rows))], pa.string()), texts], COLUMNS)
+
+
+def read(rows: Sequence[bytes | None]) -> Any:
+    return read_rows(columns(rows), first=0, path="f", source="s", shape=find_shape("synth_kd"))
+
+
+def rendered(pipeline: Pipeline, rows: Sequence[bytes | None]) -> list[Made]:
+    """What the build makes of some rows that it reads together."""
+    found, errors = read(rows)
     compiled = pipeline.compile(found)
-    wheres = [int(where.split()[-1]) for where in found.wheres[:]]
-    failed = [(int(error.where.split()[-1]), error) for error in errors]
-    failed += [(wheres[index], error) for index, error in compiled.failed]
-    ids, borders, weights = compiled.tokens.ids, compiled.tokens.offsets, compiled.weights
+    ids, borders = compiled.tokens.ids, compiled.tokens.offsets
     spans = spans_of_ids(ids, borders)
-    assert np.array_equal(weights != 0, spans != 0), "what is trained is what is in a span"
-    places = np.array(wheres, dtype=np.int64)[compiled.source_index]
-    return Rendered(ids, np.diff(borders), places, spans, sorted(failed, key=lambda pair: pair[0]))
+    assert np.array_equal(compiled.weights != 0, spans != 0), "what is trained is what is in a span"
+    documents = [(ids[a:b].tolist(), spans[a:b].tolist()) for a, b in itertools.pairwise(borders.tolist())]
+    wheres = [int(where.split()[-1]) for where in found.wheres[:]]
+    made: list[tuple[int, Made]] = [(int(error.where.split()[-1]), error.code) for error in errors]
+    made += [(wheres[index], error.code) for index, error in compiled.failed]
+    made += [(wheres[index], one) for index, one in zip(compiled.source_index.tolist(), documents, strict=True)]
+    assert sorted(place for place, _ in made) == list(range(len(rows)))
+    return [one for _, one in sorted(made, key=lambda pair: pair[0])]
 
 
-def slowly(official: OfficialRows, row: bytes | None) -> RenderedRow:
-    """A row by the official renderer."""
+def officially(official: OfficialRows, row: bytes | None) -> Made:
     try:
-        return official.render(None if row is None else row.decode())
+        ids, spans = official.render(None if row is None else row.decode())
     except UnicodeDecodeError:
-        raise RecordError("not UTF-8", code="not_utf8") from None
-
-
-def documents(batch: Rendered) -> list[tuple[np.ndarray, np.ndarray]]:
-    offsets = offsets_of(batch.lengths).tolist()
-    assert offsets[-1] == len(batch.ids) == len(batch.spans)
-    return [(batch.ids[a:b], batch.spans[a:b]) for a, b in itertools.pairwise(offsets)]
+        return "not_utf8"
+    except RecordError as error:
+        return error.code
+    return ids.tolist(), spans.tolist()
 
 
 def test_real_rows_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +104,16 @@ def test_real_rows_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         return iter(())
 
     monkeypatch.setattr("chatmill.read.rows.batch_records", one_by_one)
-    rows = real_rows()
-    columns = [[row["synth_id"] for row in rows], [row["messages_json"] for row in rows]]
-    batch = pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], COLUMNS)
-    found, errors = read_rows(batch, first=0, path="f", source="s", shape=find_shape("synth_kd"))
-    assert len(found) == 500
-    assert not errors
-    assert sum(asked) == 0
+    found, errors = read([row["messages_json"].encode() for row in real_rows()])
+    assert (len(found), [*errors], sum(asked)) == (500, [], 0)
 
 
 def test_wrappers_return_eod_and_spans_spelled_out(pipeline: Pipeline, o200k: Any) -> None:
     """One conversation, token by token, with nothing taken from the code that is tested."""
     messages = [SYSTEM, DEVELOPER, *chat("hi", "think", "yo"), text("user", "and?"), *chat()[1:]]
-    ((ids, spans),) = documents(rendered(pipeline, [encoded(messages)]))
-    runs: list[tuple[int, str]] = []
-    for token, span in zip(ids.tolist(), spans.tolist(), strict=True):
+    ((ids, spans),) = rendered(pipeline, [encoded(messages)])
+    runs: list[tuple[Any, str]] = []
+    for token, span in zip(ids, spans, strict=True):
         piece = o200k.decode([token])
         if runs and runs[-1][0] == span and not piece.startswith(("<|start|>", "<|endoftext|>")):
             runs[-1] = (span, runs[-1][1] + piece)
@@ -137,22 +133,10 @@ def test_wrappers_return_eod_and_spans_spelled_out(pipeline: Pipeline, o200k: An
     assert runs[1][1].startswith("<|start|>developer<|message|># Instructions\n\nBe brief.")
 
 
-def test_several_contents_are_refused_since_they_are_encoded_one_by_one(pipeline: Pipeline) -> None:
-    two = [text("user", "a"), {"role": "assistant", "channel": "final", "content": [*text("x", "b")["content"] * 2]}]
-    batch = rendered(pipeline, [encoded(chat()), encoded(two), encoded(chat("last"))])
-    assert [(place, error.code, error.path) for place, error in batch.failed] == [
-        (1, "several_contents", "messages[1].content")
-    ]
-    assert batch.rows.tolist() == [0, 2]
-
-
 KNOWN_FORMS = {
     "no text": [text("user", "a"), {"role": "assistant", "channel": "final", "content": []}],
     "unknown field": [{**text("user", "a"), "mood": 1}, *chat()[1:]],
-    "unknown field of a part": [
-        {"role": "user", "content": [{"type": "text", "text": "a", "annotations": []}]},
-        *chat()[1:],
-    ],
+    "unknown field of a part": [{"role": "user", "content": [{"type": "text", "text": "a", "more": []}]}, *chat()[1:]],
     "leading tools change the system message": [SYSTEM, TOOLS, *chat()],
     "text as system": [text("system", "plain"), *chat()],
     "names and recipients": [text("user", "a", name="bob"), text("assistant", "b", channel="final", recipient="user")],
@@ -180,37 +164,36 @@ KNOWN_FORMS = {
 
 @pytest.mark.parametrize("name", KNOWN_FORMS)
 def test_every_form_equals_the_official_renderer(pipeline: Pipeline, official: OfficialRows, name: str) -> None:
-    spellings: list[dict[str, Any]] = [{}, {"separators": (",", ":"), "ensure_ascii": False}, {"indent": 1}]
-    for row in (encoded(KNOWN_FORMS[name], **spelling) for spelling in spellings):
-        batch = rendered(pipeline, [row])
-        ((ids, spans),) = documents(batch)
-        expected = slowly(official, row)
-        assert ids.tolist() == expected.ids.tolist()
-        assert spans.tolist() == expected.spans.tolist()
-        assert ids.tolist().count(EOD) == 1, "a spelled control token stays text"
+    for row in (encoded(KNOWN_FORMS[name], **spelling) for spelling in SPELLINGS):
+        ((ids, spans),) = rendered(pipeline, [row])
+        assert (ids, spans) == officially(official, row)
+        assert ids.count(EOD) == 1, "a spelled control token stays text"
 
 
+GOOD = encoded(chat())
+TWO_LISTS = GOOD[:-1] + b"," + GOOD[len(b'{"messages": ') :]
+"""No JSON: closes its list and opens another; looks like two rows when rows are decoded together."""
 FAILING = {
     "no_messages": [None, b'{"messages": []}', b"{}", b"[]", b'{"messages": 3}'],
-    "invalid_json": [b"", b"{", b'{"messages": [}', b"[" * 100_000, encoded(chat())[:-1], encoded(chat()) + b"]"],
+    "invalid_json": [
+        *[b"", b"{", b'{"messages": [}', b"[" * 100_000, GOOD[:-1], GOOD + b"]", TWO_LISTS, TWO_LISTS[:-2] + b"}"],
+    ],
     "unknown_role": [encoded([text("tool", "x"), *chat()]), encoded([*chat(), {"content": "x"}]), b'{"messages": [1]}'],
     "unknown_channel": [
-        encoded([text("user", "a"), text("assistant", "b", channel="commentary")]),
-        encoded([text("user", "a"), text("assistant", "b")]),
-        encoded([text("user", "a"), text("assistant", "b", channel=["final"])]),
+        encoded([text("user", "a"), text("assistant", "b", **channel)])
+        for channel in ({}, {"channel": "commentary"}, {"channel": ["final"]})
     ],
     "no_assistant": [encoded([text("user", "a")]), encoded([SYSTEM])],
     "harmony_refused": [
-        encoded([{"role": "user", "content": None}, *chat()]),
-        encoded([{"role": "user"}, *chat()]),
-        encoded([text("user", "lone \ud800"), *chat()]),
-        encoded([{"role": "user", "content": [{"type": "image"}]}, *chat()]),
-        encoded([{"role": "user", "content": ["x"]}, *chat()]),
-        encoded([{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, *chat()]),
-        encoded([{"role": "user", "content": [{"text": "x"}]}, *chat()]),
+        *[encoded([text("user", "lone \ud800"), *chat()]), encoded([{"role": "user"}, *chat()])],
         encoded([{**SYSTEM, "role": "user"}, *chat()]),
+        *(
+            encoded([{"role": "user", "content": content}, *chat()])
+            for content in (None, [{"type": "image"}], ["x"], [{"type": "input_text", "text": "x"}], [{"text": "x"}])
+        ),
     ],
     "not_utf8": [encoded(chat("x")).replace(b"x", b"\xff")],
+    "several_contents": [encoded([text("user", "a"), {**chat()[1], "content": text("x", "b")["content"] * 2}])],
 }
 
 
@@ -218,37 +201,26 @@ FAILING = {
 def test_rows_that_fail_say_why_and_leave_the_others_alone(
     pipeline: Pipeline, official: OfficialRows, code: str
 ) -> None:
-    good = encoded(chat())
-    expected = slowly(official, good).ids.tolist()
+    good = officially(official, GOOD)
     for bad in FAILING[code]:
-        batch = rendered(pipeline, [good, bad, good])
-        assert [(place, error.code) for place, error in batch.failed] == [(1, code)], bad
-        assert batch.rows.tolist() == [0, 2]
-        assert [ids.tolist() for ids, _ in documents(batch)] == [expected, expected]
-        with pytest.raises(RecordError) as caught:
-            slowly(official, bad)
-        assert caught.value.code == code, "both paths refuse for the same reason"
+        assert rendered(pipeline, [GOOD, bad, GOOD]) == [good, code, good]
+        assert rendered(pipeline, [bad]) == [code]
+        if code != "several_contents":  # the official renderer encodes them one by one
+            assert officially(official, bad) == code, "both paths refuse for the same reason"
 
 
 TEXTS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=30) | st.sampled_from(
     ["<|end|>", '"}]}, {"role": "assistant"', "\\", '\\"', "\x00\x01", "🙂‍↔️ é", "\u2028", " \n\n ", "don't I'LL 12345"]
 )
+FIELDS: list[dict[str, Any]] = [
+    *[{}, {}, {"name": "a<|end|>"}, {"recipient": "all"}, {"recipient": "functions.f"}, {"content_type": "json"}],
+    {"x": 1},
+]
+CHANNELS = ["analysis", "final", "final", "commentary", None]
 USERS = st.builds(text, st.just("user"), TEXTS)
 ASSISTANTS = st.builds(
     lambda content, channel, more: text("assistant", content, channel=channel, **more),
-    TEXTS,
-    st.sampled_from(["analysis", "final", "final", "commentary", None]),
-    st.sampled_from(
-        [
-            {},
-            {},
-            {"name": "a<|end|>"},
-            {"recipient": "all"},
-            {"recipient": "functions.f"},
-            {"content_type": "json"},
-            {"x": 1},
-        ]
-    ),
+    *(TEXTS, st.sampled_from(CHANNELS), st.sampled_from(FIELDS)),
 )
 OTHERS = st.sampled_from([SYSTEM, DEVELOPER, TOOLS, text("system", "s"), {"role": "user", "content": "plain"}])
 CONVERSATIONS = st.tuples(
@@ -256,42 +228,15 @@ CONVERSATIONS = st.tuples(
     st.lists(USERS | ASSISTANTS | ASSISTANTS, max_size=4),
     st.lists(OTHERS, max_size=1),
 ).map(lambda parts: [message for part in parts for message in part])
-SPELLINGS = st.sampled_from(
-    [{}, {"ensure_ascii": False}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False, "sort_keys": True}]
-)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.lists(st.tuples(CONVERSATIONS, SPELLINGS), min_size=1, max_size=4))
+@given(st.lists(st.tuples(CONVERSATIONS, st.sampled_from(SPELLINGS)), min_size=1, max_size=4))
 def test_any_rows_equal_the_official_renderer(
     pipeline: Pipeline, official: OfficialRows, drawn: list[tuple[Any, dict[str, Any]]]
 ) -> None:
     rows = [encoded(messages, **spelling) for messages, spelling in drawn]
-    batch = rendered(pipeline, rows)
-    found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
-    failed = dict(batch.failed)
-    assert found.keys() | failed.keys() == set(range(len(rows)))
-    for place, row in enumerate(rows):
-        if place in failed:
-            with pytest.raises(RecordError) as caught:
-                slowly(official, row)
-            assert failed[place].code == caught.value.code
-            continue
-        expected = slowly(official, row)
-        ids, spans = found[place]
-        assert ids.tolist() == expected.ids.tolist()
-        assert spans.tolist() == expected.spans.tolist()
-
-
-def test_a_row_that_closes_its_list_and_opens_another(pipeline: Pipeline) -> None:
-    """Such a row is no JSON, but looks like two when rows are decoded together."""
-    good = encoded(chat())
-    two = good[:-1] + b"," + good[len(b'{"messages": ') :]
-    assert two.count(b"],[{") == 1
-    for rows in ([good, two, good], [two], [good, two[:-2] + b"}", good]):
-        batch = rendered(pipeline, rows)
-        assert [error.code for _, error in batch.failed] == ["invalid_json"]
-        assert len(batch.rows) == len(rows) - 1
+    assert rendered(pipeline, rows) == [officially(official, row) for row in rows]
 
 
 SMUGGLED = [
@@ -310,21 +255,12 @@ def test_what_is_smuggled_into_a_text_is_what_the_row_says(
     pipeline: Pipeline, official: OfficialRows, drawn: list[tuple[bytes, bytes, bytes]]
 ) -> None:
     whole = encoded([SYSTEM, *chat("@0", "@1", "@2")])
-    rows = [whole.replace(b"@0", a).replace(b"@1", b).replace(b"@2", c) for a, b, c in drawn]
-    batch = rendered(pipeline, [whole, *rows, whole])
-    found, failed = dict(zip(batch.rows.tolist(), documents(batch), strict=True)), dict(batch.failed)
-    assert not failed.keys() & {0, len(rows) + 1}
-    for place, row in enumerate(rows, 1):
-        if place in failed and failed[place].code == "several_contents":
+    rows = [whole, *(whole.replace(b"@0", a).replace(b"@1", b).replace(b"@2", c) for a, b, c in drawn), whole]
+    for row, made in zip(rows, rendered(pipeline, rows), strict=True):
+        if made == "several_contents":
             assert b'"},' in row
-        elif place in failed:
-            with pytest.raises(RecordError) as caught:
-                slowly(official, row)
-            assert caught.value.code == failed[place].code
         else:
-            expected = slowly(official, row)
-            assert found[place][0].tolist() == expected.ids.tolist()
-            assert found[place][1].tolist() == expected.spans.tolist()
+            assert made == officially(official, row)
 
 
 def test_the_split_rule_on_known_ids() -> None:
@@ -337,11 +273,6 @@ def test_the_split_rule_on_known_ids() -> None:
     assert valid_threshold(0.001) == 18446744073709551
     assert valid_threshold(0.1) == 1844674407370955161, "the decimal fraction, not its binary neighbour"
     assert valid_threshold(1.0) == 2**64
-    ids = [f"synth-{n:08d}" for n in range(20_000)]
-    assert 5 <= sum(synth_kd_split(i) is KDSplit.VALID for i in ids) <= 45
-    assert all(synth_kd_split(i, 0.0) is KDSplit.TRAIN and synth_kd_split(i, 1.0) is KDSplit.VALID for i in ids[:50])
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        valid_threshold(1.5)
 
 
 def test_a_manifest_names_the_vocabulary_as_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
