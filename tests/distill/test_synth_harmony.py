@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
@@ -15,67 +14,59 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.distill import synth_harmony
-from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, HarmonyRows, opening_messages, write_synth_harmony
+from chatmill.distill.synth_harmony import (
+    COLUMNS,
+    DEFAULT_OPENING,
+    GLOB,
+    HarmonyRows,
+    opening_messages,
+    write_synth_harmony,
+)
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from tests.cli.run import here
 from tests.compiler.builds import write_jsonl
-from tests.conftest import DATA
-from tests.distill.inputs import real_rows
+from tests.distill.inputs import REAL, real_rows
 
-REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
 ROW = {"query": "2 + 2?", "reasoning": "Easy.", "answer": "4", "synth_id": "a-1", "language": "en", "exercise": "math"}
 
 
-def taken_apart(row: dict[str, str]) -> dict[str, str]:
-    """The SYNTH row that a real conversation was made from."""
-    texts = [message["content"][0].get("text") for message in json.loads(row["messages_json"])["messages"]]
-    return {
-        "synth_id": row["synth_id"],
-        "query": texts[2],
-        "synthetic_reasoning": texts[3],
-        "synthetic_answer": texts[4],
-        "words": 12,  # type: ignore[dict-item]
-    }
-
-
-def real_opening() -> dict[str, Any]:
-    system, developer = json.loads(real_rows()[0]["messages_json"])["messages"][:2]
-    fields = {name: value for name, value in system["content"][0].items() if name != "type"}
-    return {"system": fields, "developer": developer["content"][0]["instructions"]}
+def messages_of(row: dict[str, str]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = json.loads(row["messages_json"])["messages"]
+    return messages
 
 
 def shard_rows(out: Path) -> list[dict[str, str]]:
-    return [row for path in sorted(out.glob(synth_harmony.GLOB)) for row in pq.read_table(path).to_pylist()]
+    return [row for path in sorted(out.glob(GLOB)) for row in pq.read_table(path).to_pylist()]
 
 
 def test_the_real_rows_come_out_as_published(tmp_path: Path) -> None:
     """All 500 taken apart and written again, from Parquet and from JSONL: every column equal, and the schema."""
-    rows = [taken_apart(row) for row in real_rows()]
-    assert len(rows) == 500
-    folder = tmp_path / "in"
+    rows: list[dict[str, Any]] = []
+    for row in real_rows():
+        query, reasoning, answer = (message["content"][0]["text"] for message in messages_of(row)[2:])
+        texts = {"query": query, "synthetic_reasoning": reasoning, "synthetic_answer": answer}
+        rows.append({"synth_id": row["synth_id"], **texts, "words": 12})
+    system, developer = (message["content"][0] for message in messages_of(real_rows()[0])[:2])
+    opening = {"system": {**system}, "developer": developer["instructions"]}
+    del opening["system"]["type"]
+    folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     pq.write_table(pa.Table.from_pylist(rows[:250]), folder / "a.parquet", row_group_size=37)
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows[250:]).encode()))
+    write_jsonl(folder / "b.jsonl.gz", rows[250:])
     (folder / "notes.txt").write_text("not read")
-    result = write_synth_harmony(folder, tmp_path / "out", opening=real_opening())
-    assert shard_rows(tmp_path / "out") == real_rows()
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    result = write_synth_harmony(folder, out, opening=opening)
+    assert shard_rows(out) == real_rows()
+    manifest, published = (json.loads((path / "manifest.json").read_text()) for path in (out, REAL))
     assert manifest == result.manifest
-    published = json.loads((DATA / "synth_harmony" / "manifest.json").read_text())
-    same = ("schema_version", "columns", "glob", "total_rows")
-    assert {name: manifest[name] for name in same} == {name: published[name] for name in same}
+    for name in ("schema_version", "columns", "glob", "total_rows"):
+        assert manifest[name] == published[name]
     assert [(s["path"], s["rows"]) for s in manifest["shards"]] == [(s["path"], s["rows"]) for s in published["shards"]]
-    for shard, path in zip(manifest["shards"], REAL, strict=True):
-        data = (tmp_path / "out" / shard["path"]).read_bytes()
+    for shard in manifest["shards"]:
+        data = (out / shard["path"]).read_bytes()
         assert (shard["bytes"], shard["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-        assert pq.read_schema(tmp_path / "out" / shard["path"]).equals(pq.read_schema(path), check_metadata=True)
+        assert pq.read_schema(out / shard["path"]).equals(pq.read_schema(REAL / shard["path"]), check_metadata=True)
     assert [Path(entry["path"]).name for entry in manifest["inputs"]] == ["a.parquet", "b.jsonl.gz"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "manifest.json",
-        "synth_harmony_shard_00.parquet",
-        "synth_harmony_shard_01.parquet",
-    ]
+    assert {path.name for path in out.iterdir()} == {"manifest.json", *(shard["path"] for shard in manifest["shards"])}
 
 
 @settings(max_examples=100)
@@ -95,20 +86,15 @@ def test_other_columns_and_another_opening(tmp_path: Path) -> None:
         {"id": 7, "q": "why?", "think": "hm", "response": "so", "model": "m1"},
         {"id": "8", "q": "who?", "think": "", "response": "me", "model": None},
     ]
-    write_jsonl(tmp_path / "rows.jsonl", rows)
     columns = {"query": "q", "reasoning": "think", "answer": "response"}
-    write_synth_harmony(
-        tmp_path / "rows.jsonl", tmp_path / "out", columns=columns, allow_no_reasoning=True,
-        opening={"system": {"model_identity": "You are Mill.", "reasoning_effort": "Low"}},
-    )  # fmt: skip
-    first, second = shard_rows(tmp_path / "out")
-    assert json.loads(first["metadata_json"]) == {"synth_id": "7"}
-    assert json.loads(second["metadata_json"]) == {"synth_id": "8"}
-    messages = json.loads(second["messages_json"])["messages"]
+    system = {"model_identity": "You are Mill.", "reasoning_effort": "Low"}
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    options: dict[str, Any] = {"columns": columns, "allow_no_reasoning": True, "opening": {"system": system}}
+    first, second = shard_rows(write_synth_harmony(source, tmp_path / "out", **options).directory)
+    assert [json.loads(row["metadata_json"]) for row in (first, second)] == [{"synth_id": "7"}, {"synth_id": "8"}]
+    messages = messages_of(second)
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
-    assert messages[0]["content"] == [
-        {"type": "system_content", "model_identity": "You are Mill.", "reasoning_effort": "Low"}
-    ]
+    assert messages[0]["content"] == [{"type": "system_content", **system}]
     assert messages[2]["channel"] == "final"
 
 
@@ -124,85 +110,72 @@ BAD: list[tuple[Any, str, str]] = [
     ({**ROW, "language": ["en"]}, "field_type", r"'language' must be a string, found a list"),
     ({**ROW, "query": "a\ud800"}, "lone_surrogate", r"lone surrogate U\+D800"),
     (["a", "list"], "not_an_object", r"found a list"),
+    ("{broken", "invalid_json", "not JSON"),
 ]
 
 
 def test_bad_rows_in_quarantine(tmp_path: Path) -> None:
-    rows = [json.dumps(row) for row, _, _ in BAD]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, json.dumps(ROW), "{broken", "\n"]))
+    rows = [row if isinstance(row, str) else json.dumps(row) for row, _, _ in BAD]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, json.dumps(ROW), "\n"]))
     result = write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", on_error="quarantine")
-    assert (result.rows, result.rejected) == (1, len(BAD) + 1)
+    assert (result.rows, result.rejected, len(shard_rows(tmp_path / "out"))) == (1, len(BAD), 1)
     lines = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_bytes().splitlines()]
-    *bad, broken = lines
-    assert (broken["reason"], broken["where"].rsplit(":", 1)[1]) == ("invalid_json", str(len(BAD) + 2))
-    for place, (line, (_, code, message)) in enumerate(zip(bad, BAD, strict=True), 1):
+    for place, (line, (_, code, message)) in enumerate(zip(lines, BAD, strict=True), 1):
         assert (line["reason"], line["where"].rsplit(":", 1)[1]) == (code, str(place))
-        assert line["id"] == ("" if code in ("no_synth_id", "not_an_object") else "a-1")
+        assert line["id"] == ("" if code in ("no_synth_id", "not_an_object", "invalid_json") else "a-1")
         assert re.search(message, line["message"]), line
     assert result.manifest["rejected"]["no_synth_id"] == 3
-    assert len(shard_rows(tmp_path / "out")) == 1
 
 
-def test_nothing_usable_and_nothing_there(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "x"}] * 3)
-    with pytest.raises(DataError, match=r"none of the 3 rows could be used; the first: .*Use --column synth_id=YOURS"):
-        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", on_error="quarantine")
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match="there is no row"):
-        write_synth_harmony(tmp_path / "empty.jsonl", tmp_path / "out")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ConfigError, match="holds no file"):
-        write_synth_harmony(tmp_path / "folder", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_options_that_do_not_fit(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "rows.jsonl", [ROW])
-    for error, match, wrong in (
+@pytest.mark.parametrize(
+    ("error", "match", "wrong"),
+    [
+        (DataError, r"none of the 3 rows could be used; the first: .*Use --column synth_id=YOURS", {"inputs": "bad"}),
+        (DataError, "there is no row", {"inputs": "empty"}),
+        (ConfigError, "holds no file", {"inputs": "folder"}),
+        (ConfigError, "is there already", {"out": "folder"}),
         (UnknownNameError, "unknown column 'anwser'", {"columns": {"anwser": "x"}}),
         (UnknownNameError, "unknown field of a system message 'model'", {"opening": {"system": {"model": "x"}}}),
         (UnknownNameError, "unknown message of the opening 'sytem'", {"opening": {"sytem": {}}}),
         (ConfigError, "the system message cannot be used", {"opening": {"system": {"reasoning_effort": "huge"}}}),
         (UnknownNameError, "unknown on_error 'skip'", {"on_error": "skip"}),
         (ConfigError, "shards is 0", {"shards": 0}),
-    ):
-        with pytest.raises(error, match=match):
-            write_synth_harmony(source, tmp_path / "out", **wrong)  # type: ignore[arg-type]
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
-        write_synth_harmony(source, tmp_path / "out")
-
-
-def digests(out: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
-
-
-def numbered(folder: Path) -> list[Path]:
-    """Three files of rows, with blank lines and a bad row in the last."""
-    rows = [
-        json.dumps({**ROW, "synth_id": f"n-{n}", "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0))
-        for n in range(150)
-    ]
-    rows[140] = json.dumps({**ROW, "synth_id": "n-140", "answer": ""}) + "\n"
-    for number in range(3):
-        (folder / f"{number}.jsonl").write_text("".join(rows[number * 50 : number * 50 + 50]))
-    return [folder / f"{number}.jsonl" for number in range(3)]
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_nothing(
+    tmp_path: Path, error: type[Exception], match: str, wrong: dict[str, Any]
+) -> None:
+    for name, rows in (("good", [ROW]), ("bad", [{"prompt": "x"}] * 3), ("empty", [])):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    source, out = wrong.pop("inputs", "good"), wrong.pop("out", "out")
+    place = tmp_path / (source if source == "folder" else f"{source}.jsonl")
+    with pytest.raises(error, match=match):
+        write_synth_harmony(place, tmp_path / out, **{"on_error": "quarantine", **wrong})
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_workers_change_no_byte_and_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    source = numbered(tmp_path)
-    options: dict[str, Any] = {"shards": 3}
+    """Three files of rows, with blank lines and a bad row in the last."""
+    rows = [{**ROW, "synth_id": f"n-{n}", "answer": f"{n} " * (n % 7 + 1)} for n in range(150)]
+    rows[140]["answer"] = ""
+    lines = [json.dumps(row) + "\n" * (1 + (n % 5 == 0 and n != 140)) for n, row in enumerate(rows)]
+    source = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for number, path in enumerate(source):
+        path.write_text("".join(lines[number * 50 : number * 50 + 50]))
+    found = []
     for workers in (0, 2):
-        made = write_synth_harmony(
-            source, tmp_path / f"out{workers}", workers=workers, on_error="quarantine", **options
-        )
+        out = tmp_path / f"out{workers}"
+        made = write_synth_harmony(source, out, workers=workers, on_error="quarantine", shards=3)
         assert [shard["rows"] for shard in made.manifest["shards"]] == [50, 50, 49]
-    assert digests(tmp_path / "out0") == digests(tmp_path / "out2")
+        found.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert found[0] == found[1]
     names = [f"n-{n}" for n in range(150) if n != 140]
     assert [row["synth_id"] for row in shard_rows(tmp_path / "out0")] == names, "blank lines are no rows"
     before = sorted(tmp_path.iterdir())
     with pytest.raises(RecordError, match="'answer' is empty") as caught:
-        write_synth_harmony(source, tmp_path / "out", workers=0, **options)
+        write_synth_harmony(source, tmp_path / "out", workers=0, shards=3)
     assert (caught.value.code, caught.value.record_id) == ("no_answer", "n-140")
     assert caught.value.where == f"{source[2]}:49"
     assert sorted(tmp_path.iterdir()) == before
@@ -217,9 +190,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert "1 conversations" in done.stdout
     assert "rejected: 1 rows, no_answer" in done.stdout
     (row,) = shard_rows(tmp_path / "out")
-    system, developer = json.loads(row["messages_json"])["messages"][:2]
-    assert system["content"][0] == {"type": "system_content", "model_identity": "You are Mill."}
-    assert developer["content"][0]["instructions"] == "Be brief."
+    system, developer = (message["content"][0] for message in messages_of(row)[:2])
+    assert system == {"type": "system_content", "model_identity": "You are Mill."}
+    assert developer["instructions"] == "Be brief."
     assert json.loads(here(*given, "-o", tmp_path / "json", "--json").stdout)["total_rows"] == 1
     assert here(*given, "-o", tmp_path / "none", "--column", "answer").returncode == 2
     assert not (tmp_path / "none").exists()

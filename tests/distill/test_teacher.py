@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.damage import flip
 from tests.distill.teachers import Teacher, requests
 
 K = 5
+COLUMNS = ("ids", "logprobs", "rest")
 
 
 def build(folder: Path, count: int = 12, seed: int = 0, **options: Any) -> Path:
@@ -70,17 +72,18 @@ def mine(dataset: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def all_answers(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with an answer for each document."""
+def all_answers(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file of each form with an answer for each document."""
     work = tmp_path_factory.mktemp("whole")
-    return write_jsonl(work / "answers.jsonl", answered(teacher, dataset, work, top_k=K))
+    made = {form: answered(teacher, dataset, work, form=form, top_k=K) for form in ("batch", "offline", "sglang")}
+    return {form: write_jsonl(work / f"{form}.jsonl", answers) for form, answers in made.items()}
 
 
 @pytest.fixture(scope="module")
-def whole(dataset: Path, all_answers: Path) -> Path:
+def whole(dataset: Path, all_answers: dict[str, Path]) -> Path:
     """The dataset with all answers."""
-    folder = Path(shutil.copytree(dataset, all_answers.parent / "built"))
-    teacher_add(folder, all_answers)
+    folder = Path(shutil.copytree(dataset, dataset.parent / "whole"))
+    teacher_add(folder, all_answers["batch"])
     return folder
 
 
@@ -109,13 +112,9 @@ def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
         losses = teacher_losses(logits, *said)
         assert said[0].shape == (*y.shape, k)
         for row, episode in enumerate(list(episodes)[first : first + 4]):
-            ids, weights = episode.ids.tolist(), episode.weights
-            assert weights is not None
-            known = teacher.logprobs(ids)
-            wanted = [
-                direct(known[place], logits[row, place - 1], k) if weights[place] > 0 and place else 0.0
-                for place in range(1, len(ids))
-            ]
+            assert episode.weights is not None
+            known = zip(teacher.logprobs(episode.ids.tolist())[1:], logits[row], episode.weights[1:], strict=False)
+            wanted = [direct(one, student, k) if weight > 0 else 0.0 for one, student, weight in known]
             seen += sum(one != 0 for one in wanted)
             np.testing.assert_allclose(losses[row, : len(wanted)], wanted, rtol=2e-3, atol=2e-3)  # 16 bits are stored
             assert not losses[row, len(wanted) :].any()
@@ -124,60 +123,50 @@ def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
     assert seen == counts["distributions"] > 100
 
 
+def entries_of(owners: Any, ids: Any, values: Any, rest: Any) -> set[Any]:
+    """Distributions, each with its document; what is padding or has none is left out."""
+    return {
+        (int(number), tuple(one), tuple(own), float(mass))
+        for number, one, own, mass in zip(owners, ids, values, rest, strict=True)
+        if len(one) and own[0] > -np.inf
+    }
+
+
 def test_a_packed_loader_rows_for_trainers_and_exports_have_the_same_distributions(whole: Path, tmp_path: Path) -> None:
     stored = EpisodeDataset(whole)
-    found = stored.teacher.gather(np.arange(len(stored)))
-    wanted = {
-        (int(np.searchsorted(np.cumsum(stored.lengths), at, side="right")), tuple(ids), tuple(values), float(rest))
-        for at, ids, values, rest in zip(
-            found.at.tolist(), found.ids.tolist(), found.logprobs.tolist(), found.rest, strict=True
-        )
-    }
+    owners, found = np.repeat(np.arange(len(stored)), stored.lengths), stored.teacher.gather(np.arange(len(stored)))
+    wanted = entries_of(owners[found.at], found.ids.tolist(), found.logprobs.tolist(), found.rest)
     assert len(wanted) > 100
-
-    def entries(numbers: list[int], ids: Any, values: Any, rest: Any) -> set[Any]:
-        return {
-            (number, tuple(one), tuple(own), float(mass))
-            for number, one, own, mass in zip(numbers, ids, values, rest, strict=True)
-            if len(one) and own[0] > -np.inf
-        }
 
     loader = Dataset(whole).to_torch(2, packed=True, length=int(stored.lengths.max()) * 2, teacher=True)
     seen: set[Any] = set()
     for _ in range(len(loader)):
-        batch = loader.get_batch()
+        batch: Any = loader.get_batch()
+        assert batch.teacher[1][..., 0].isfinite().equal(batch[2] > 0)
         for row, documents in enumerate(loader.last_episodes()):
-            ids, values, rest = (tensor[row].tolist() for tensor in batch.teacher)  # type: ignore[attr-defined]
-            lengths = stored.lengths[documents]
-            owners = np.repeat(documents, lengths)[1:].tolist()
-            assert (batch.teacher[1][row, :, 0].isfinite()).equal(batch[2][row] > 0)  # type: ignore[attr-defined]
-            size = len(owners)
-            seen |= entries(owners, ids[:size], values[:size], rest[:size])
+            of_row = np.repeat(documents, stored.lengths[documents])[1:]
+            seen |= entries_of(of_row, *(tensor[row][: len(of_row)].tolist() for tensor in batch.teacher))
     assert seen == wanted
 
-    rows = to_hf_dataset(whole, teacher=True)
+    rows = list(to_hf_dataset(whole, teacher=True))
     for flattened in (False, True):
-        collate = DataCollatorForCausalLM(type("T", (), {"eos_token_id": 0})(), return_flattened=flattened)
-        made = collate(list(rows))
+        made = DataCollatorForCausalLM(type("T", (), {"eos_token_id": 0})(), return_flattened=flattened)(rows)
         assert made["teacher_ids"].shape == (*made["labels"].shape, K)
         said, targets = made["teacher_logprobs"][..., 0].isfinite(), made["labels"] != -100
         assert int((targets & ~said).sum()) == int(sum(one.weights[0] > 0 for one in stored))  # type: ignore[index]
-        owners = np.repeat(np.arange(len(stored)), stored.lengths).tolist()
-        real = slice(None) if flattened else torch.arange(said.shape[1]) < torch.tensor(stored.lengths)[:, None]
-        parts = [made[f"teacher_{name}"][real] for name in ("ids", "logprobs", "rest")]
-        parts = [part[0] if flattened else part for part in parts]
-        assert entries(owners, *(part.tolist() for part in parts)) == wanted
+        real = torch.arange(said.shape[1]) < torch.tensor(stored.lengths)[:, None] if not flattened else said >= 0
+        assert entries_of(owners, *(made[f"teacher_{name}"][real].tolist() for name in COLUMNS)) == wanted
 
     for to in ("parquet", "hf"):
         export_dataset(whole, to, tmp_path / to, split="train", teacher=True)
-    tables = pq.read_table(tmp_path / "parquet" / "train"), datasets.load_from_disk(str(tmp_path / "hf"))
+    tables = pq.read_table(tmp_path / "parquet" / "train").to_pylist(), datasets.load_from_disk(str(tmp_path / "hf"))
     for table in tables:
-        listed = table.to_pylist() if isinstance(table, pa.Table) else list(table)
-        seen = set()
-        for number, row in enumerate(listed):
-            parts = [row[f"teacher_{name}"] for name in ("ids", "logprobs", "rest")]
-            seen |= entries([number] * len(parts[0]), *parts)
-        assert seen == wanted
+        read = [(number, [row[f"teacher_{name}"] for name in COLUMNS]) for number, row in enumerate(table)]
+        assert set().union(*(entries_of([number] * len(parts[0]), *parts) for number, parts in read)) == wanted
+
+
+def numbers_of(lines: Iterable[dict[str, Any]]) -> list[int]:
+    return [int(one["custom_id"].split(":")[1]) for one in lines]
 
 
 def test_answers_come_in_any_order_and_in_parts_of_any_format(
@@ -187,18 +176,15 @@ def test_answers_come_in_any_order_and_in_parts_of_any_format(
     answers = answered(teacher, mine, tmp_path, form="offline", top_k=K)
     random.Random(1).shuffle(answers)
     failed = {"custom_id": answers[0]["custom_id"], "response": {"status_code": 500, "body": None}, "error": None}
-    assert teacher_add(mine, write_jsonl(tmp_path / "1.jsonl.gz", [*answers[:3], failed])) == {
-        "added": 3,
-        "distributions": sum(len(stored.teacher.gather(np.array([n])).at) for n in numbers_of(answers[:3])),
-        "there_already": 0,
-        "failed": 1,
-    }
+    counts = teacher_add(mine, write_jsonl(tmp_path / "1.jsonl.gz", [*answers[:3], failed]))
+    distributions = sum(len(stored.teacher.gather(np.array([n])).at) for n in numbers_of(answers[:3]))
+    assert counts == {"added": 3, "distributions": distributions, "there_already": 0, "failed": 1}
     with pytest.raises(ConfigError, match=rf"has answered 3 of {len(stored)} documents"):
         Dataset(mine).to_torch(2, teacher=True)
     pq.write_table(pa.Table.from_pylist(answers[2:7]), tmp_path / "2.parquet")
     assert teacher_add(mine, [tmp_path / "2.parquet"])["there_already"] == 1
-    rest = requests_left(mine, tmp_path)
-    assert sorted(rest) == sorted(set(numbers_of(answers)) - set(numbers_of(answers[:7])))
+    teacher_request(mine, tmp_path / "left")
+    assert sorted(numbers_of(requests(tmp_path / "left"))) == sorted(numbers_of(answers[7:]))
     # the last part has fewer entries
     teacher_add(mine, write_jsonl(tmp_path / "3.jsonl", answered(teacher, mine, tmp_path, form="sglang", top_k=2)))
     both = [EpisodeDataset(folder).teacher for folder in (mine, whole)]
@@ -220,15 +206,6 @@ def test_answers_come_in_any_order_and_in_parts_of_any_format(
     assert "(100.0%), 5 entries each" in said
     again = pickle.loads(pickle.dumps(EpisodeDataset(mine)))
     np.testing.assert_array_equal(again.teacher.gather(order).ids, both[0].gather(order).ids)
-
-
-def numbers_of(answers: list[dict[str, Any]]) -> list[int]:
-    return [int(one["custom_id"].split(":")[1]) for one in answers]
-
-
-def requests_left(dataset: Path, work: Path) -> list[int]:
-    teacher_request(dataset, work / "left")
-    return numbers_of(list(requests(work / "left")))
 
 
 def test_documents_are_cut_at_the_context_of_the_teacher(
@@ -267,72 +244,64 @@ teacher_add(*sys.argv[1:])
 """
 
 
-def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, all_answers: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, mine, all_answers], check=False)
+def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, all_answers: dict[str, Path]) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, mine, all_answers["batch"]], check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = (mine / "teacher" / "train").iterdir()
     assert left.name.startswith(".tmp-")
     assert not EpisodeDataset(mine).teacher.parts
     assert verify(mine).passed
-    teacher_add(mine, all_answers)
+    teacher_add(mine, all_answers["batch"])
     (part,) = (mine / "teacher" / "train").iterdir()
     assert part.read_bytes() == next((whole / "teacher" / "train").iterdir()).read_bytes()
 
 
-BROKEN: dict[str, tuple[Any, str]] = {
-    "another id": (lambda a: a.update(custom_id="answer-1"), "not that of a request"),
-    "no split": (lambda a: a.update(custom_id="x" + a["custom_id"]), "split 'xtrain'"),
-    "no entries": (lambda a: a.update(custom_id="train:1:3:0:00"), "0 entries"),
-    "no document": (lambda a: a.update(custom_id="train:99999:3:5:00"), "document 99999"),
-    "other hash": (lambda a: a.update(custom_id=a["custom_id"].rpartition(":")[0] + ":12"), "other ids than those"),
-    "too long": (lambda a: entries(a).append(None), "another prompt"),
-    "moved": (lambda a: entries(a).insert(0, entries(a).pop()), "another prompt|not an answer"),
-    "few": (lambda a: [one.popitem() for one in entries(a)[1:]], "were asked for|another prompt"),
-    "not a distribution": (lambda a: [_set(one, 0.0) for one in entries(a)[1:]], "do not add up to 1"),
-    "above 0": (lambda a: [_set(one, 0.5) for one in entries(a)[1:]], "above 0"),
-    "nothing": (lambda a: a["response"]["body"]["choices"][0].pop("prompt_logprobs"), "neither prompt_logprobs"),
-    "no answer": (lambda a: a["response"].update(body=[]), "neither prompt_logprobs|not an answer"),
-}
-
-
-def entries(answer: dict[str, Any]) -> list[Any]:
+def listed(answer: dict[str, Any]) -> list[Any]:
+    """`prompt_logprobs`."""
     found: list[Any] = answer["response"]["body"]["choices"][0]["prompt_logprobs"]
     return found
 
 
-def _set(one: dict[str, Any], logprob: float) -> None:
-    for value in one.values():
-        value["logprob"] = logprob
+def state(answer: dict[str, Any], logprob: float) -> None:
+    for entry in listed(answer)[1:]:
+        entry.update({token: {"logprob": logprob} for token in entry})
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+BROKEN: list[tuple[str, Any, str]] = [
+    ("batch", lambda a: a.update(custom_id="answer-1"), "not that of a request"),
+    ("batch", lambda a: a.update(custom_id="x" + a["custom_id"]), "split 'xtrain'"),
+    ("batch", lambda a: a.update(custom_id="train:1:3:0:00"), "0 entries"),
+    ("batch", lambda a: a.update(custom_id="train:99999:3:5:00"), "document 99999"),
+    ("batch", lambda a: a.update(custom_id=a["custom_id"].rpartition(":")[0] + ":12"), "other ids than those"),
+    ("batch", lambda a: listed(a).append(None), "another prompt"),
+    ("batch", lambda a: listed(a).insert(0, listed(a).pop()), "another prompt|not an answer"),
+    ("batch", lambda a: [one.popitem() for one in listed(a)[1:]], "were asked for|another prompt"),
+    ("batch", lambda a: state(a, 0.0), "do not add up to 1"),
+    ("batch", lambda a: state(a, 0.5), "above 0"),
+    ("batch", lambda a: a["response"]["body"]["choices"][0].pop("prompt_logprobs"), "neither prompt_logprobs"),
+    ("batch", lambda a: a["response"].update(body=[]), "neither prompt_logprobs|not an answer"),
+    ("offline", lambda a: a.update(teacher_ids=[[5000, 1, 2, 3, 4]] * len(a["teacher_ids"])), "not in the vocabulary"),
+    ("offline", lambda a: a.update(teacher_ids=[[1, 1, 2, 3, 4]] * len(a["teacher_ids"])), "an id twice"),
+    ("sglang", lambda a: a["meta_info"]["input_token_logprobs"][1].__setitem__(1, 3), "input_token_logprobs"),
+    ("cut", lambda a: None, "not JSON"),
+]
+
+
+@pytest.mark.parametrize("fault", range(len(BROKEN)))
 def test_an_answer_that_does_not_fit_is_one_error_and_nothing_is_added(
-    mine: Path, all_answers: Path, tmp_path: Path, fault: str
+    mine: Path, all_answers: dict[str, Path], tmp_path: Path, fault: int
 ) -> None:
-    answers = [json.loads(line) for line in all_answers.read_text().splitlines()]
-    broken, words = BROKEN[fault]
-    broken(answers[4])
-    path = write_jsonl(tmp_path / "answers.jsonl", answers)
+    form, broken, words = BROKEN[fault]
+    lines: list[Any] = all_answers.get(form, all_answers["batch"]).read_text().splitlines()
+    answer = json.loads(lines[4])
+    broken(answer)
+    lines[4] = lines[4][:-9] if form == "cut" else json.dumps(answer)
+    path = write_jsonl(tmp_path / "answers.jsonl", lines)
     with pytest.raises(DataError, match=rf"answers.jsonl:5: .*({words}).*Nothing was added"):
         teacher_add(mine, path)
     left = [name for _, _, names in os.walk(mine / "teacher") for name in names]
     assert not left
     assert not EpisodeDataset(mine).teacher.parts
-
-
-def test_ids_beyond_the_vocabulary_and_repeated_ones_are_refused(mine: Path, teacher: Teacher, tmp_path: Path) -> None:
-    for ids, words in (([5000, 1, 2, 3, 4], "not in the vocabulary"), ([1, 1, 2, 3, 4], "an id twice")):
-        answers = answered(teacher, mine, tmp_path, form="offline", top_k=K)
-        answers[0]["teacher_ids"] = [ids for _ in answers[0]["teacher_ids"]]
-        with pytest.raises(DataError, match=words):
-            teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answers))
-    answers = answered(teacher, mine, tmp_path, form="sglang", top_k=K)
-    answers[0]["meta_info"]["input_token_logprobs"][1][1] += 1
-    with pytest.raises(DataError, match="input_token_logprobs"):
-        teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answers))
-    (tmp_path / "cut.jsonl").write_text(json.dumps(answers[1])[:-9])
-    with pytest.raises(DataError, match=r"cut.jsonl:1: .*not JSON"):
-        teacher_add(mine, tmp_path / "cut.jsonl")
 
 
 def test_what_a_teacher_cannot_read_or_was_not_asked_for_is_refused(whole: Path, tmp_path: Path) -> None:
