@@ -76,6 +76,12 @@ def write_root(root: Path, splits: dict[str, list[list[Document]]]) -> Path:
     return root
 
 
+LENGTH = 16
+TRAIN = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
+VALID = [make_documents(6, 3, 90_000)]
+SERVED = ("tokens", "labels", "span_id", "loss_mask")
+
+
 class Tokenizer:
     """What Megatron asks of a tokenizer."""
 
@@ -97,3 +103,38 @@ def flat(documents: list[Document], order: list[int]) -> dict[str, NDArray[np.in
             ids.append(token)
             label_spans.append(document.spans[place + 1] if place + 1 < len(document.ids) else 0)
     return {"ids": np.array(ids), "spans": np.array(label_spans)}
+
+
+def config(blends: list[Any], pad: int | None = None, **options: Any) -> Any:
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
+    given = {"sequence_length": LENGTH, "mid_level_dataset_surplus": 0.5, **options}
+    unused = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask")
+    given |= dict.fromkeys(unused, False)
+    split = [None if blend is None else tuple(blend) for blend in blends]
+    return GPTDatasetConfig(random_seed=5, blend_per_split=split, tokenizer=Tokenizer(pad), **given)
+
+
+def dataset(prefix: str, *sidecars: str, **options: Any) -> Any:
+    """All documents of one shard; as validation, so that the last, partial sample is served too."""
+    from megatron.core.datasets.utils import Split
+
+    from chatmill.megatron import SynthKDDataset
+
+    kind: Any = type("WithSidecars", (SynthKDDataset,), {"sidecars": sidecars}) if sidecars else SynthKDDataset
+    made = config([([prefix], None), None, None], drop_last_partial_validation_sequence=False, **options)
+    low = kind.build_low_level_dataset(prefix, made)
+    return kind(low, prefix, np.arange(len(low.sequence_lengths), dtype=np.int32), None, Split.valid, made)
+
+
+def swapped(train: Path) -> None:
+    for kind in ("bin", "idx"):
+        (train / f"shard_00_lossmask.{kind}").rename(train / f"other.{kind}")
+        (train / f"shard_00_span.{kind}").rename(train / f"shard_00_lossmask.{kind}")
+        (train / f"other.{kind}").rename(train / f"shard_00_span.{kind}")
+
+
+def plain(dataset: Any, numbers: Any = None) -> list[dict[str, list[int]]]:
+    """Samples as lists; all, or some."""
+    chosen = range(len(dataset)) if numbers is None else numbers
+    return [{name: dataset[number][name].tolist() for name in SERVED} for number in chosen]

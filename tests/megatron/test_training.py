@@ -16,30 +16,21 @@ from typing import Any
 import pytest
 import torch
 
-from chatmill.core.harmony_ids import VOCAB_SIZE
+from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.train.losses import span_normalized_loss
 from tests.kd_manifest import ZEROS, write_kd_manifest
-from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
+from tests.megatron.kd_sets import Document, make_documents, write_root
 from tests.train.ranks import run_two_ranks
 
 HERE = Path(__file__).parent
 FEW_TOKENS_EOD = 20
 """In the vocabulary of `train_ranks`."""
 EXAMPLE = HERE.parents[1] / "examples" / "megatron" / "pretrain_synth_kd.py"
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": f"{HERE.parents[1]}:{os.environ.get('PYTHONPATH', '')}",
-}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of few different tokens, so that a few steps teach something."""
-    return write_few(tmp_path_factory.mktemp("kd") / "root", EOD)
 
 
 def write_few(root: Path, eod: int) -> Path:
+    """Documents of few different tokens, so that a few steps teach something."""
+
     def few(count: int, seed: int) -> list[Document]:
         made = make_documents(count, seed)
         return [Document(ids=[*(number % 20 for number in d.ids[:-1]), eod], spans=d.spans) for d in made]
@@ -60,40 +51,27 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_the_tokenizer_of_the_example(example: ModuleType) -> None:
-    tokenizer = example.HarmonyTokenizer()
-    assert (tokenizer.eod, tokenizer.vocab_size) == (EOD, VOCAB_SIZE)
-    assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
-    assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
-    assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
-    assert tokenizer.vocab["<|return|>"] == tokenizer.eos
-
-
 @pytest.mark.parametrize("per_token", [True, False])
 @pytest.mark.parametrize("how", ["data", "tensor"])
 def test_two_ranks_have_the_gradients_of_one_process(ranks: list[dict[str, Any]], how: str, per_token: bool) -> None:
     """Megatron divides in another way for each setting; float32 sums in another order are all that may differ."""
     for found in ranks:
         step = found[f"{how} parallel, per token {per_token}"]
-        assert step["error"] < 1e-5
-        assert step["loss"] == pytest.approx(step["whole"], rel=1e-5)
-        assert min(step["values"][f"{span} tokens"] for span in ("reasoning", "answer")) > 20
         values = step["values"]
+        assert step["error"] < 1e-5
+        assert values["lm loss"] == pytest.approx(step["whole"], rel=1e-5)
+        assert min(values[f"{span} tokens"] for span in ("reasoning", "answer")) > 20
         assert values["lm loss"] == pytest.approx(0.5 * values["reasoning loss"] + values["answer loss"], rel=1e-5)
 
 
-def test_only_the_first_tensor_parallel_rank_has_a_loader(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_evaluate_and_learn_together_and_only_the_first_of_tensor_parallel_ones_has_a_loader(
+    ranks: list[dict[str, Any]],
+) -> None:
     assert [found["has_loader"] for found in ranks] == [True, False]
-    data, tensor = (ranks[1][f"{how} parallel, per token True"]["loss"] for how in ("data", "tensor"))
+    data, tensor = (ranks[1][f"{how} parallel, per token True"]["whole"] for how in ("data", "tensor"))
     assert tensor == pytest.approx(data, rel=1e-5)
-
-
-def test_evaluation_over_micro_batches_and_ranks(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert found["evaluation"]["loss"] == pytest.approx(found["evaluation"]["whole"], rel=1e-5)
-
-
-def test_the_loss_falls(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["losses"] == ranks[1]["losses"]
     assert ranks[0]["losses"][-1] < ranks[0]["losses"][0] - 0.5
 
@@ -109,15 +87,20 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Runs a script where the rest of what Chatmill depends on is not installed, as on many training machines."""
 
 
-def test_the_command_in_one_process(root: Path, tmp_path: Path) -> None:
-    options = "--steps 2 --sequence-length 32 --micro-batch 1 --global-batch 2 --eval-every 2 --eval-steps 1"
-    small = f"--layers 1 --hidden 16 --heads 2 --cache {tmp_path}"
-    done = subprocess.run(
-        [sys.executable, "-c", FEW_PACKAGES, str(EXAMPLE), str(root), *options.split(), *small.split()],
-        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
-    )  # fmt: skip
+def trained(folder: Path, options: str, *before: str) -> list[str]:
+    """The lines of the example's command, in a process of its own."""
+    root = write_few(folder / "root", EOD)
+    paths = f"{HERE.parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, *before, EXAMPLE, root, "--cache", folder / "cache", *options.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_command_in_one_process(tmp_path: Path) -> None:
+    steps = "--steps 2 --sequence-length 32 --micro-batch 1 --global-batch 2 --eval-every 2 --eval-steps 1"
+    lines = trained(tmp_path, f"{steps} --layers 1 --hidden 16 --heads 2", "-c", FEW_PACKAGES)
     assert [line.split(" | ")[0] for line in lines] == ["step     1", "step     2", "valid    2", "done"]
     for name in ("lm loss", "reasoning loss", "answer loss", "reasoning tokens", "answer tokens", "w_r", "w_f"):
         assert f"{name}: " in lines[0]
@@ -126,14 +109,10 @@ def test_the_command_in_one_process(root: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("option", ["--no-bf16", "--bf16"])
-def test_the_loss_falls_on_a_gpu(root: Path, tmp_path: Path, option: str) -> None:
-    small = "--steps 20 --sequence-length 32 --global-batch 8 --layers 1 --hidden 64 --heads 2 --lr 0.01"
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(root), *small.split(), option, "--cache", str(tmp_path)],
-        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    first, last = re.findall(r"(?:first|last): ([\d.]+)", done.stdout.splitlines()[-1])
+def test_the_loss_falls_on_a_gpu(tmp_path: Path, option: str) -> None:
+    steps = f"--steps 20 --sequence-length 32 --global-batch 8 --lr 0.01 {option}"
+    lines = trained(tmp_path, f"{steps} --layers 1 --hidden 64 --heads 2")
+    first, last = re.findall(r"(?:first|last): ([\d.]+)", lines[-1])
     assert float(last) < float(first) - 1
 
 
@@ -147,6 +126,15 @@ def example() -> ModuleType:
         warnings.simplefilter("ignore")
         spec.loader.exec_module(module)
     return module
+
+
+def test_the_tokenizer_of_the_example(example: ModuleType) -> None:
+    tokenizer = example.HarmonyTokenizer()
+    assert (tokenizer.eod, tokenizer.vocab_size) == (EOD, VOCAB_SIZE)
+    assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
+    assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
+    assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
+    assert tokenizer.vocab["<|return|>"] == tokenizer.eos
 
 
 @pytest.mark.parametrize("per_token", [True, False])
@@ -167,22 +155,19 @@ def test_what_megatrons_schedule_divides_by_is_undone(example: ModuleType, per_t
     counts = torch.stack((whole.tokens_r, whole.tokens_f))
     training = example.SpanTraining(lambda _: 3, w_r=0.25, w_f=2.0)
     total, tokens, reports = torch.zeros((), dtype=torch.float64), 0, []
-    for rank in range(4):
-        for number in range(3):
-            batch = {"span_id": span_id[rank, number], "loss_mask": mask[rank, number], "step_counts": counts}
-            loss, num_tokens, report = training.loss_func(
-                batch, losses[rank, number], micro_batches=3, ranks=4, per_token=per_token
-            )
-            assert num_tokens.dtype == torch.int
-            total = total + (loss if per_token else loss / num_tokens.clamp(min=1) / 3 / 4)
-            tokens += int(num_tokens)
-            reports.append(report)
+    for place in ((rank, number) for rank in range(4) for number in range(3)):
+        batch = {"span_id": span_id[place], "loss_mask": mask[place], "step_counts": counts}
+        loss, num_tokens, report = training.loss_func(
+            batch, losses[place], micro_batches=3, ranks=4, per_token=per_token
+        )
+        assert num_tokens.dtype == torch.int
+        total = total + (loss if per_token else loss / num_tokens.clamp(min=1) / 3 / 4)
+        tokens += int(num_tokens)
+        reports.append(report)
     if per_token:
         total = total / max(tokens, 1)
     assert torch.allclose(torch.autograd.grad(total, losses)[0], wanted, rtol=1e-12, atol=1e-12)
     read = {name: torch.vstack([report[name] for report in reports]).sum(dim=0) for name in reports[0]}
-    values = {name: float(pair[0] / pair[1]) for name, pair in read.items()}
-    assert values["lm loss"] == pytest.approx(float(whole.loss.detach()), rel=1e-5, abs=1e-9)
-    assert values["reasoning loss"] == pytest.approx(float(whole.loss_r), rel=1e-5, abs=1e-9)
-    assert values["answer loss"] == pytest.approx(float(whole.loss_f), rel=1e-5, abs=1e-9)
-    assert values["answer tokens"] == pytest.approx(float(whole.tokens_f), rel=1e-5, abs=1e-9)
+    names = {"lm loss": whole.loss.detach(), "reasoning loss": whole.loss_r, "answer loss": whole.loss_f}
+    for name, value in {**names, "answer tokens": whole.tokens_f}.items():
+        assert float(read[name][0] / read[name][1]) == pytest.approx(float(value), rel=1e-5, abs=1e-9)

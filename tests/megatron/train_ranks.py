@@ -45,7 +45,7 @@ def compare(options: Any, dataset: Any, everything: dict[str, torch.Tensor], mic
     for parameter, wanted in zip(parameters, torch.autograd.grad(whole.loss, parameters), strict=True):
         difference = max(difference, float((parameter.main_grad - wanted).abs().max()))
         largest = max(largest, float(wanted.abs().max()))
-    return {"loss": values["lm loss"], "whole": float(whole.loss), "error": difference / largest, "values": values}
+    return {"whole": float(whole.loss), "error": difference / largest, "values": values}
 
 
 def evaluated(options: Any, dataset: Any) -> dict[str, float]:
