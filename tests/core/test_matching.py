@@ -49,6 +49,14 @@ def test_single_tokens_are_found_in_long_documents(gap: int) -> None:
     assert list(unequal(a, shorter)) == [(at, at + 1, at - n, at - n) for n, at in enumerate(places)]
 
 
+def test_a_stretch_of_which_the_end_is_repeated_is_equal_once() -> None:
+    """A piece over its end is once in both, and lies inside of what was equal in one of them alone."""
+    a = np.array([-1, *range(40), -2])
+    b = np.array([-3, *range(20), -5, *range(16, 40), -4])
+    assert list(unequal(a, b)) == [(0, 1, 0, 1), (21, 21, 21, 26), (41, 42, 46, 47)]
+    assert list(unequal(b, a)) == [(0, 1, 0, 1), (21, 26, 21, 21), (46, 47, 41, 42)]
+
+
 @given(st.lists(st.sampled_from([b"x", b"y", b"z"])), st.lists(st.sampled_from([b"x", b"y"])), st.booleans())
 def test_partners(a: list[bytes], b: list[bytes], once: bool) -> None:
     places = {key: [number for number, one in enumerate(b) if one == key] for key in a}
