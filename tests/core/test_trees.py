@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.trees import (
-    AGAIN,
-    COPY,
-    GrownTrees,
-    RowColumns,
-    grow_trees,
-    tree_ends,
-)
+from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns, grow_trees, tree_ends
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.trees import Branches, joined, rows_of_tree
 from chatmill.errors import DataError
@@ -44,35 +37,31 @@ def families(draw: st.DrawFn) -> list[list[Token]]:
     return rows
 
 
-def columns_of(groups: list[list[list[Token]]]) -> tuple[RowColumns, NDArray[np.int64]]:
-    rows = [row for group in groups for row in group]
-    return _columns(rows, [-1] * len(rows), [0] * len(rows)), _borders(groups)
+Groups = list[list[list[Token]]]
 
 
-def shared_prefix(one: list[Token], other: list[Token]) -> int:
-    return sum(itertools.takewhile(bool, map(operator.eq, one, other)))
+def borders_of(groups: Groups) -> NDArray[np.int64]:
+    return offsets_of(np.array([len(group) for group in groups], dtype=np.int64))
 
 
-def shared_columns(groups: list[list[list[Token]]]) -> RowColumns:
-    """The same rows without what they begin with like an earlier one, wherever one does."""
+def shared_columns(groups: Groups) -> RowColumns:
+    """The rows without what they begin with like an earlier one, wherever one does."""
     rows: list[list[Token]] = []
     parents: list[int] = []
     begins: list[int] = []
     for group in groups:
         first = len(parents)
         for number, row in enumerate(group):
-            same = [shared_prefix(row, other) for other in group[:number]]
+            same = [sum(itertools.takewhile(bool, map(operator.eq, row, other))) for other in group[:number]]
             begins.append(max(same, default=0))
             parents.append(first + same.index(begins[-1]) if begins[-1] else -1)
             rows.append(row[begins[-1] :])
-    return _columns(rows, parents, begins)
+    return columns_of([rows], parents, begins)
 
 
-def _borders(groups: list[list[list[Token]]]) -> NDArray[np.int64]:
-    return offsets_of(np.array([len(group) for group in groups], dtype=np.int64))
-
-
-def _columns(rows: list[list[Token]], parents: list[int], begins: list[int]) -> RowColumns:
+def columns_of(groups: Groups, parents: list[int] | None = None, begins: list[int] | None = None) -> RowColumns:
+    """All rows, whole unless parents are given."""
+    rows = [row for group in groups for row in group]
     tokens = [token for row in rows for token in row]
     return RowColumns(
         ids=np.array([token[0] for token in tokens], dtype=np.int32),
@@ -80,8 +69,8 @@ def _columns(rows: list[list[Token]], parents: list[int], begins: list[int]) -> 
         kinds=np.array([token[1] for token in tokens], dtype=np.uint8),
         weights=np.array([token[2] for token in tokens], dtype=np.float32),
         kept=np.ones(len(tokens), dtype=np.uint8),
-        parents=np.array(parents, dtype=np.int64),
-        begins=np.array(begins, dtype=np.int64),
+        parents=np.array(parents or [-1] * len(rows), dtype=np.int64),
+        begins=np.array(begins or [0] * len(rows), dtype=np.int64),
     )
 
 
@@ -103,31 +92,24 @@ def maximal(rows: list[list[Token]]) -> set[tuple[tuple[int, int], ...]]:
     return {one for one in keys if not any(other[: len(one)] == one for other in keys - {one})}
 
 
-def prefixes(rows: list[list[Token]]) -> set[tuple[tuple[int, int], ...]]:
-    return {key(row)[: n + 1] for row in rows for n in range(len(row))}
+def branches_of(made: GrownTrees) -> Branches:
+    return Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
 
 
-def same(one: tuple[NDArray[np.int64], ...], other: tuple[NDArray[np.int64], ...]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(families(), min_size=1, max_size=3), st.integers(0, 8))
-def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: list[list[list[Token]]], room: int) -> None:
+def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: Groups, room: int) -> None:
     longest = max(len(row) for group in groups for row in group)
     capacity = 10**6 if room == 0 else longest + room - 1
-    columns, borders = columns_of(groups)
-    slow, _ = columns_of(groups)
-    made, by_python = grow_trees(columns, borders, capacity), trees_by_python(slow, borders, capacity)
-    assert same(made, by_python)
-    assert np.array_equal(columns.kinds, slow.kinds)
-    assert np.array_equal(columns.weights, slow.weights)
-    shared = shared_columns(groups)
-    of_shared = grow_trees(shared, borders, capacity)
-    assert stored(shared, of_shared) == stored(columns, made)
-    assert same(of_shared[3:], made[3:])
+    columns, slow, shared = columns_of(groups), columns_of(groups), shared_columns(groups)
+    borders = borders_of(groups)
+    made, of_shared = grow_trees(columns, borders, capacity), grow_trees(shared, borders, capacity)
+    for fast, by_python in zip(made, trees_by_python(slow, borders, capacity), strict=True):
+        assert np.array_equal(fast, by_python)
+    assert stored(shared, of_shared) == stored(columns, made) == stored(slow, made)
+    assert all(map(np.array_equal, of_shared[3:], made[3:]))
 
-    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
+    branches = branches_of(made)
     positions, ends = branches.positions_and_ends(made.lengths)
     assert made.lengths.max() <= capacity
     borders_of_trees = offsets_of(made.lengths)
@@ -158,7 +140,7 @@ def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: list[lis
         if capacity == 10**6:
             mine = made.groups == number
             leaves, roots = len(maximal(rows)), len({key(row)[0] for row in rows})
-            assert made.lengths[mine].sum() == len(prefixes(rows)) + leaves - roots
+            assert made.lengths[mine].sum() == len(most) + leaves - roots
             assert mine.sum() == roots
     assert (made.states == AGAIN).any() <= (capacity < 10**6)
 
@@ -181,12 +163,11 @@ def test_a_path_may_have_any_number_of_branches() -> None:
     assert np.array_equal(rows.ids[again], np.arange(count - 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(families())
 def test_the_rule_of_ends_is_the_mask_of_ancestors(rows: list[list[Token]]) -> None:
-    columns, borders = columns_of([rows])
-    made = grow_trees(columns, borders, 10**6)
-    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
+    made = grow_trees(columns_of([rows]), borders_of([rows]), 10**6)
+    branches = branches_of(made)
     positions, ends = branches.positions_and_ends(made.lengths)
     counts = (made.lengths, branches.counts, branches.starts, branches.depths)
     for fast, slow in zip(tree_ends(*counts), ends_by_python(*counts), strict=True):
