@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import unused_by_source
 from chatmill.core.native.scan import count_lines, scan_lines
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
@@ -51,6 +52,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     assert list(batch.keys) == [item.id or item.where for item in wanted]
     assert [batch.sources[i] for i in range(len(batch))] == [item.source for item in wanted]
     assert list(map(bare, batch)) == list(map(bare, wanted))
+    assert batch.unused == unused_by_source(wanted)
     (names,) = scanner_names(named)
     scanned = scan_lines(data, 6, stop, names)
     return scanned.read

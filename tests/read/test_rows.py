@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import unused_by_source
 from chatmill.errors import RecordError
 from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
@@ -38,6 +39,7 @@ def same_as_slow(batch: Any, shape: str) -> float:
     conversations = [item._replace(metadata={}) for item in wanted if isinstance(item, Conversation)]
     assert [item._replace(metadata={}) for item in found] == conversations
     assert list(found.keys) == [item.id or item.where for item in conversations]
+    assert found.unused == unused_by_source(item for item in wanted if isinstance(item, Conversation))
     try:
         _, sure = reading._ArrowRows(batch, find_shape(shape), "s", [""] * len(batch)).conversations()
     except (reading._NotSureError, pa.ArrowInvalid):

@@ -42,15 +42,9 @@ PIECES = [
 
 def real_lines() -> list[bytes]:
     """All bundled conversations and the nasty records, one line each, without line ends."""
-    lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).split(b"\n")]
-    lines += gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).split(b"\n")
+    packed = (*CONVERSATION_FILES, DATA / "nasty.jsonl.gz")
+    lines = [line for path in packed for line in gzip.decompress(path.read_bytes()).split(b"\n")]
     return [*lines, *(DATA / "nasty_raw.jsonl.bin").read_bytes().split(b"\n")]
-
-
-def real_records() -> list[dict[str, Any]]:
-    """All bundled conversations, decoded."""
-    lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).split(b"\n")]
-    return [json.loads(line) for line in lines if line]
 
 
 @cache
@@ -127,13 +121,13 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
             "system": "Be brief.",
             "tools": [{"name": "f", "input_schema": {"type": "object"}}],
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "é"}]},
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "漢"}]},
-                {
-                    "role": "assistant",
-                    "content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "b"}],
-                },
+                {"role": role, "content": parts}
+                for role, *parts in (
+                    ("user", {"type": "text", "text": "é"}),
+                    ("assistant", {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}),
+                    ("user", {"type": "tool_result", "tool_use_id": "c1", "content": "漢"}),
+                    ("assistant", {"type": "thinking", "thinking": "t"}, {"type": "text", "text": "b"}),
+                )
             ],
         },
         {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "id": "2"},

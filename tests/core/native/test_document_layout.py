@@ -29,17 +29,6 @@ BATCH = Conversations.of(
         Conversation((MESSAGE,), id="c"),
     ]
 )
-FIELDS = {
-    Origin.REASONING: "hm",
-    Origin.NAME: "bot",
-    Origin.TOOL_CALL_ID: "t",
-    Origin.CHANNEL: "final",
-    Origin.RECIPIENT: "all",
-    Origin.CONTENT_TYPE: "json",
-    Origin.CALL_NAME: "find|get",
-    Origin.CALL_ARGUMENTS: '{"a": 1}|{}',
-    Origin.CALL_ID: "id0|id1",
-}
 Line = tuple[Any, ...]
 WAYS = [lay_out, laid_out_by_numpy]
 
@@ -67,8 +56,12 @@ def laid_out(way: Any, plans: list[list[Line]], *numbers: list[int]) -> Layout:
     return found
 
 
-def text_line(origin: Origin, call: int = 0, operations: int = 0, message: int = 0) -> Line:
-    return (False, 0, 0, 8, 0, origin, message, call, operations, True)
+def text_of(message: Message, line: Line) -> bytes:
+    origin = Origin(line[5])
+    if origin is Origin.FIXED:
+        return FIXED[line[1] : line[1] + line[2]]
+    owner = message.tool_calls[line[7]] if origin in OF_CALLS else message
+    return str(getattr(owner, origin.name.lower().removeprefix("call_"))).encode()
 
 
 @st.composite
@@ -86,50 +79,37 @@ def lines(draw: st.DrawFn) -> Line:
 @given(st.lists(st.lists(lines(), max_size=6), min_size=1, max_size=5), st.data())
 def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> None:
     places = st.sampled_from([(1, 0), (1, 1), (1, 2), (2, 0)])  # a conversation and a message of it
-    chosen = [
-        (stretch, conversation, base)
-        for stretch, (conversation, base) in data.draw(
-            st.lists(st.tuples(st.integers(0, len(plans) - 1), places), max_size=8)
-        )
-    ]
-    skips = [data.draw(st.integers(0, len(plans[stretch]))) for stretch, _, _ in chosen]
-    numbers = [list(column) for column in zip(*chosen, strict=True)] or [[], [], []]
-    items = [
-        (line, number, base)
-        for (stretch, number, base), skip in zip(chosen, skips, strict=True)
-        for line in plans[stretch][skip:]
-    ]
+    stretch = st.integers(0, len(plans) - 1).flatmap(
+        lambda plan: st.tuples(st.just(plan), places, st.integers(0, len(plans[plan])))
+    )
+    chosen = [(plan, *place, skip) for plan, place, skip in data.draw(st.lists(stretch, max_size=8))]
+    items = [(line, number, base) for plan, number, base, skip in chosen for line in plans[plan][skip:]]
     for way in WAYS:
-        found = laid_out(way, plans, *numbers, skips)
+        found = laid_out(way, plans, *([row[column] for row in chosen] for column in range(4)))
         assert found.kinds.tolist() == [line[3] for line, _, _ in items]
         assert found.owners.tolist() == [-1 if line[4] == NOBODY else line[4] + base for line, _, base in items]
         assert found.is_text.tolist() == [not line[0] for line, _, _ in items]
         ids = [place for place, (line, _, _) in enumerate(items) if line[0]]
         assert [(found.starts[k], found.sizes[k]) for k in ids] == [items[k][0][1:3] for k in ids]
-        texts = [(place, *item) for place, item in enumerate(items) if not item[0][0]]
-        assert found.text_items.tolist() == [place for place, _, _, _ in texts]
-        assert found.opens.tolist() == [line[9] for _, line, _, _ in texts]
+        assert found.text_items.tolist() == [place for place, (line, _, _) in enumerate(items) if not line[0]]
+        texts = [item for item in items if not item[0][0]]
+        assert found.opens.tolist() == [line[9] for line, _, _ in texts]
         shown = {
-            (int(BATCH.offsets[number]) + base + line[6], line[5] - 1)
-            for _, line, number, base in texts
+            (int(BATCH.offsets[number]) + base, line[5] - 1)
+            for line, number, base in texts
             if line[5] in (Origin.CONTENT, Origin.REASONING) and not line[8]
         }
         assert set(map(tuple, np.argwhere(found.whole).tolist())) == shown
-        others = [k for k, (_, line, _, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
+        others = [k for k, (line, _, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
         assert found.others.tolist() == others
-        assert found.conversations.tolist() == [texts[k][2] for k in others]
-        assert found.bases.tolist() == [texts[k][3] for k in others]
-        assert table(plans).items["origin"][found.lines].tolist() == [texts[k][1][5] for k in others]
-        for k, (_, line, number, base) in enumerate(texts):
+        assert found.conversations.tolist() == [texts[k][1] for k in others]
+        assert found.bases.tolist() == [texts[k][2] for k in others]
+        assert table(plans).items["origin"][found.lines].tolist() == [texts[k][0][5] for k in others]
+        for k, (line, number, base) in enumerate(texts):
             start, size = int(found.text_starts[k]), int(found.text_sizes[k])
-            shown = found.buffers[found.which[k]][start : start + size].tobytes()
-            if line[5] == Origin.FIXED:
-                assert shown == FIXED[line[1] : line[1] + line[2]]
-            elif line[5] == Origin.CONTENT:
-                assert shown.decode() == BATCH[number].messages[base].content
-            elif line[5] < Origin.TOOL:
-                whole = FIELDS[line[5]]
-                assert shown.decode() == (whole.split("|")[line[7]] if line[5] in OF_CALLS else whole)
+            if line[5] < Origin.TOOL:
+                text = found.buffers[found.which[k]][start : start + size].tobytes()
+                assert text == text_of(BATCH[number].messages[base], line)
 
 
 @settings(max_examples=300)
@@ -154,24 +134,25 @@ def test_rows_share_what_the_one_before_has_too(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("line", "stretch", "conversation", "base"),
+    ("source", "stretch", "conversation", "base"),
     [
-        (text_line(Origin.CONTENT), -1, 0, 0),
-        (text_line(Origin.CONTENT), 1, 0, 0),
-        (text_line(Origin.CONTENT), 0, 3, 0),
-        (text_line(Origin.CONTENT), 0, -1, 0),
-        (text_line(Origin.CONTENT, message=1), 0, 2, 0),
-        (text_line(Origin.CONTENT, message=-1), 0, 1, 0),
-        (text_line(Origin.CONTENT), 0, 2, 1),
-        (text_line(Origin.CONTENT), 0, 1, -1),
-        (text_line(Origin.CONTENT, message=1), 0, 1, 2),
-        (text_line(Origin.CONTENT, message=-2), 0, 1, 1),
-        (text_line(Origin.CALL_NAME), 0, 0, 0),
-        (text_line(Origin.CALL_NAME, message=2), 0, 0, 0),
-        (text_line(Origin.CALL_NAME, call=-1), 0, 1, 0),
-        (text_line(Origin.CALL_NAME, call=2), 0, 1, 0),
+        ((Origin.CONTENT, 0, 0), -1, 0, 0),
+        ((Origin.CONTENT, 0, 0), 1, 0, 0),
+        ((Origin.CONTENT, 0, 0), 0, 3, 0),
+        ((Origin.CONTENT, 0, 0), 0, -1, 0),
+        ((Origin.CONTENT, 1, 0), 0, 2, 0),
+        ((Origin.CONTENT, -1, 0), 0, 1, 0),
+        ((Origin.CONTENT, 0, 0), 0, 2, 1),
+        ((Origin.CONTENT, 0, 0), 0, 1, -1),
+        ((Origin.CONTENT, 1, 0), 0, 1, 2),
+        ((Origin.CONTENT, -2, 0), 0, 1, 1),
+        ((Origin.CALL_NAME, 0, 0), 0, 0, 0),
+        ((Origin.CALL_NAME, 2, 0), 0, 0, 0),
+        ((Origin.CALL_NAME, 0, -1), 0, 1, 0),
+        ((Origin.CALL_NAME, 0, 2), 0, 1, 0),
     ],
 )
-def test_what_lies_outside_is_refused(way: Any, line: Line, stretch: int, conversation: int, base: int) -> None:
+def test_what_lies_outside_is_refused(way: Any, source: Line, stretch: int, conversation: int, base: int) -> None:
+    """The source is a column, a message and a call."""
     with pytest.raises(IndexError):
-        laid_out(way, [[line]], [stretch], [conversation], [base], [0])
+        laid_out(way, [[(False, 0, 0, 8, 0, *source, 0, True)]], [stretch], [conversation], [base], [0])

@@ -12,24 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.native.scan import Scanned, ShapeNames, count_lines, scan_lines, scan_texts
+from chatmill.core.native.scan import Scanned, scan_lines, scan_texts
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import listed_tools
 from chatmill.read.columns import scanner_names
 from chatmill.read.shapes import find_shape
-from tests.core.native.mutations import mutated, real_lines
+from tests.core.native.mutations import mutated
+from tests.read.test_columns import same_as_slow
+
+(OPENAI,) = scanner_names(find_shape("openai"))
 
 
-def names_of(shape: str) -> ShapeNames:
-    (found,) = scanner_names(find_shape(shape))
-    return found
-
-
-OPENAI = names_of("openai")
-
-
-def scanned(data: bytes, start: int = 0, stop: int | None = None, names: ShapeNames = OPENAI) -> Scanned:
-    return scan_lines(data, start, len(data) if stop is None else stop, names)
+def scanned(data: bytes, start: int = 0, stop: int | None = None) -> Scanned:
+    return scan_lines(data, start, len(data) if stop is None else stop, OPENAI)
 
 
 LINE = (
@@ -96,7 +91,7 @@ READ = [
     *map(with_field, [b'"name": ""', b'"tool_calls": []', b'"tool_calls" :null', b'"reasoning_content": null']),
     *map(with_call, [b'{"function": ' + FUNCTION + b"}", b'{"id": null, "function": ' + FUNCTION + b', "type": "x"}']),
     *map(
-        with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 12345.6789']
+        with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 1234.5678']
     ),
     *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "x": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
     with_call(b'{"function": {"name": "f", "arguments": [1, {"a": "b"}]}}'),
@@ -115,10 +110,12 @@ DECLINED = [
         with_field,
         [b'"role": "user"', b'"content": "x"', b'"weight": -1', b'"nam\\u0065": "x"', b'"name": 1', b'"": 1'],
     ),
+    *map(with_field, [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"function_call": null']),
     *map(
-        with_field,
-        [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"function_call": null', b'"names": ""'],
+        with_field, [b'"names": ""', b'"weight": 1e3', b'"weight": true', b'"weight": 1234567890123456', b'"train": 0']
     ),
+    *map(with_field, [b'"channel": 1', b'"thinking": "a", "reasoning_content": "a"', b'"train": tru', b'"weight": .5']),
+    *map(with_field, [b'"weight": 1.']),
     *map(with_call, [b"", b'{"id": "1"}', b'{"function": {"name": "f"}}', b'{"function": {"arguments": "f"}}']),
     *map(with_call, [b'{"function": null}', b'{"function": ' + FUNCTION + b', "function": ' + FUNCTION + b"}"]),
     *map(with_call, [b'{"function": {"name": null, "arguments": ""}}', b'{"function": {"name": "f", "arguments": 1}}']),
@@ -126,48 +123,21 @@ DECLINED = [
         with_call,
         [b'{"function": {"name": "f", "arguments": {"a": 1.5}}}', b'{"function": {"name": "f", "arguments"}}'],
     ),
-    *map(
-        with_field, [b'"weight": 1e3', b'"weight": true', b'"weight": 1234567890123456', b'"train": 0', b'"channel": 1']
-    ),
-    *map(with_field, [b'"thinking": "a", "reasoning_content": "a"', b'"train": tru', b'"weight": .5', b'"weight": 1.']),
+    *map(with_call, [b'{"function": ' + FUNCTION + b', "x": 1}', b'{"function": ' + FUNCTION + b', "id": 1}']),
     *map(with_parts, [b"1", b"{}", b'{"type": "image", "text": "x"}', b'{"type": "text"}', b'{"text": null}', b'""']),
-    *map(
-        with_parts,
-        [b'{"text": "a", "text": "b"}', b'{"type": "system_content"}', b'{"t\\u0065xt": "a"}', b'{"type": null}'],
-    ),
+    *map(with_parts, [b'{"text": "a", "text": "b"}', b'{"type": "system_content"}', b'{"t\\u0065xt": "a"}']),
     *map(
         with_parts, [b'{"type": "developer_content"}, {"text": "x"}', b'{"text": "x"}, {"type": "developer_content"}']
     ),
-    *map(with_call, [b'{"function": ' + FUNCTION + b', "x": 1}', b'{"function": ' + FUNCTION + b', "id": 1}']),
-    b'{"messages": [{"role": "User", "content": "hi"}]}',
-    b'{"messages": [{"role": "us\\u0065r", "content": "hi"}]}',
-    b'{"messages": [{"role": null, "content": "hi"}]}',
-    b'{"messages": [{"content": "hi"}]}',
-    b'{"messages": [{"role": "user"}]}',
-    b'{"messages": [{}]}',
-    b'{"messages": []}',
-    b'{"messages": {}}',
-    b'{"messages": null}',
-    b"{}",
-    b"[]",
-    b"",
-    b" ",
-    with_value(b'1, "x": 2'),
-    with_value(b'1, "\\u0079": 2'),
-    with_value(b'1, "messages": 2'),
-    with_value(b'1, "id": 2.0'),
-    with_value(b'1, "id": -0'),
-    with_value(b'1, "chat_template_kwargs": []'),
-    with_value(b'1, "chat_template_kwargs": {"a": 0.5}'),
-    with_value(b'1, "id": "a", "id": "a"'),
-    with_value(b'1, "source": ""'),
-    with_value(b'1, "tools": {}'),
-    with_value(b'1, "tools": "[1]"'),
-    with_value(b"1") + b"x",
+    with_parts(b'{"type": null}'),
+    *(b'{"messages": [%s]}' % one for one in (b"", b"{}", b'{"content": "hi"}', b'{"role": "user"}')),
+    *(b'{"messages": [{"role": %s, "content": "hi"}]}' % role for role in (b'"User"', b'"us\\u0065r"', b"null")),
+    *(b'{"messages": {}}', b'{"messages": null}', b"{}", b"[]", b"", b" "),
+    *map(with_value, [b'1, "x": 2', b'1, "\\u0079": 2', b'1, "messages": 2', b'1, "id": 2.0', b'1, "id": -0']),
+    *map(with_value, [b'1, "chat_template_kwargs": []', b'1, "chat_template_kwargs": {"a": 0.5}', b'1, "source": ""']),
+    *map(with_value, [b'1, "id": "a", "id": "a"', b'1, "tools": {}', b'1, "tools": "[1]"']),
     with_value(b'1, "tools": [{"a": 1}], "id": 2.5'),
-    with_value(b"1") + b"{}",
-    with_value(b"1") + b"\x00",
-    with_value(b"1") + b"\x0c",
+    *(with_value(b"1") + more for more in (b"x", b"{}", b"\x00", b"\x0c")),
     b"\xef\xbb\xbf" + with_value(b"1"),
     with_value(b"1, " + b", ".join(b'"k%d": 1' % i for i in range(64))),
 ]
@@ -175,32 +145,21 @@ DECLINED = [
 
 @pytest.mark.parametrize("line", READ)
 def test_read(line: bytes) -> None:
-    for data in (line, line + b"\n", LINE + line + b"\n" + LINE):
-        assert scanned(data).read.all()
-    content = json.loads(line)["messages"][0].get("content")
-    wanted = "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
-    assert scanned(LINE + line).messages.contents[3] == wanted
+    assert same_as_slow([line]).all()
+    assert same_as_slow([LINE[:-1], line, LINE[:-1]]).all()
+    assert scanned(line).read.all(), "without a line feed"
 
 
 @pytest.mark.parametrize("line", DECLINED)
 def test_declined(line: bytes) -> None:
     assert not scanned(line).read.any()
-    found = scanned(LINE + line + b"\n" + LINE)
-    assert found.read.tolist() == [True, False, True]
-    assert_same(scanned(LINE + LINE), found, but_for_line=1)
+    assert same_as_slow([LINE[:-1], line, LINE[:-1]]).tolist() == [True, False, True]
+    found, twice = (texts_of(scanned(LINE + middle + LINE)) for middle in (line + b"\n", b""))
+    assert found == twice, "nothing is left of the attempt"
 
 
-def assert_same(wanted: Scanned, found: Scanned, but_for_line: int) -> None:
-    """A declined line leaves nothing behind in the columns of messages, calls and texts."""
-    assert columns(wanted)["messages"] == columns(found)["messages"]
-    assert but_for_line not in found.unused[:, 0]
-    assert found.unused[:, 2].tolist() == wanted.unused[:, 2].tolist()
-    for name in ("ids", "sources", "tools", "listed", "options"):
-        column = list(getattr(found, name))
-        assert column.pop(but_for_line) is None
-        assert list(getattr(wanted, name)) == column
-        if name != "tools":
-            assert getattr(wanted, name).data.tobytes() == getattr(found, name).data.tobytes()
+def texts_of(found: Scanned) -> list[bytes]:
+    return [getattr(found, name).data.tobytes() for name in ("ids", "sources", "listed", "options")]
 
 
 def values(column: Any) -> Any:
@@ -296,20 +255,7 @@ def test_what_python_must_decode(raw: bytes) -> None:
 
 def test_many_sources_are_told_apart() -> None:
     names = [f"s{i * i % 40}" for i in range(200)]
-    data = b"\n".join(with_value(b'1, "source": "%s"' % name.encode()) for name in names)
-    assert list(scanned(data).sources) == names
-
-
-def test_lines_together_are_lines_alone() -> None:
-    lines = [*real_lines()[::40], *mutated(500, 5)]
-    together = scanned(b"\n".join(lines))
-    assert len(together.read) == len(lines) == count_lines(b"\n".join(lines), 0, len(b"\n".join(lines)))
-    assert 200 < together.read.sum() < len(lines)
-    for number, line in enumerate(lines):
-        alone = scanned(line + b"\n")
-        assert alone.read.tolist() == [together.read[number]]
-        first, last = together.offsets[number : number + 2].tolist()
-        assert list(alone.messages.contents) == together.messages.contents[first:last]
+    assert same_as_slow([with_value(b'1, "source": "%s"' % name.encode()) for name in names]).all()
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 4)])
