@@ -1,8 +1,7 @@
-"""Field maps: what they mean, what they refuse, and the map that an unknown shape suggests."""
+"""What recipes say of records: field maps, the map that an unknown shape suggests, and expressions that choose."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,10 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import map_of, map_text, parse_map
 from chatmill.read.shapes import detect_shape, find_shape
+from chatmill.read.where import parse_where
+from chatmill.store.episodes import EpisodeDataset
+from tests.chats import chat_record
+from tests.compiler.builds import CHATML, proved, write_jsonl
 from tests.read.three_ways import every_way
 
 Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
@@ -44,12 +47,15 @@ def test_what_a_map_reads(words: list[str], record: dict[str, Any], messages: tu
     shape = find_shape(parse_map(words))
     (found,) = every_way(shape, [record])
     assert found.messages == messages
-    key = find_shape(parse_map(words)).key
-    assert find_shape(key) is shape, "a dataset keeps the map as a text"
-    assert map_text(map_of(key)) == key
+    assert find_shape(shape.key) is shape, "a dataset keeps the map as a text"
+    assert map_text(map_of(shape.key)) == shape.key
 
 
-def test_a_field_that_a_map_names_has_no_other_meaning() -> None:
+def test_id_source_and_tools_can_be_mapped_and_what_a_map_names_has_no_other_meaning() -> None:
+    words = ["user=ask", "assistant=say", "id=key", "source=origin", "tools=functions"]
+    record = {"ask": "q", "say": "a", "key": 7, "origin": "web", "functions": [{"name": "f"}]}
+    (found,) = every_way(find_shape(parse_map(words)), [record])
+    assert (found.id, found.source, found.tools) == ("7", "web", ({"name": "f"},))
     shape = find_shape({"messages": "dialog", "role": "speaker", "content": "text", "id": "image", "source": "label"})
     talk = {"dialog": [{"speaker": "user", "text": "q"}, {"speaker": "assistant", "text": "a"}], "image": "7"}
     assert [found.id for found in every_way(shape, [talk, {**talk, "label": "web"}])] == ["7", "7"]
@@ -62,21 +68,12 @@ def test_names_that_are_no_shape() -> None:
             find_shape(name)
 
 
-def test_id_source_and_tools_can_be_mapped() -> None:
-    words = ["user=ask", "assistant=say", "id=key", "source=origin", "tools=functions"]
-    record = {"ask": "q", "say": "a", "key": 7, "origin": "web", "functions": [{"name": "f"}]}
-    (found,) = every_way(find_shape(parse_map(words)), [record])
-    assert (found.id, found.source, found.tools) == ("7", "web", ({"name": "f"},))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["user"], "a field map is NAME=FIELD"),
-        (["user="], "a field map is NAME=FIELD"),
         (["humam=x"], "unknown name in a map"),
         (["user=x"], "a map needs assistant=FIELD"),
-        (["id=x"], "a map needs assistant=FIELD"),
         (["user=x", "assistant=x"], "'x' has two meanings"),
         (["user=x", "assistant=y", "role=z"], "needs messages=FIELD next to it"),
         (["user=x", "assistant=y", "assistant=z"], "needs as many for the user, found 1"),
@@ -109,24 +106,60 @@ def test_an_unknown_shape_shows_keys_and_the_map_that_would_read_it(record: dict
     assert words in str(caught.value)
 
 
-def test_a_map_in_python_and_in_a_recipe(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"ask it": "q", "say": "a"}) + "\n")
+def test_a_map_in_python_in_a_recipe_and_in_what_init_writes(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"ask it": "q", "say": "a"}])
     fields = {"user": "ask it", "assistant": "say"}
     assert next(iter(ConversationFile(path, shape=fields))).messages == (Q, A)
-    options = {"tokenizer": "bytes", "template": "chatml"}
-    recipe = recipe_of({"sources": [{"path": str(path), "map": fields}], **options})
+    recipe = recipe_of({"sources": [{"path": str(path), "map": fields}], **CHATML})
     assert recipe.sources[0].shape == map_text(fields)
     assert recipe_of(recipe.as_json()) == recipe
-    with pytest.raises(ConfigError, match="'map' says what the fields are called, and so does 'shape'"):
-        recipe_of({"sources": [{"path": "x", "map": fields, "shape": "openai"}], **options})
-    with pytest.raises(ConfigError, match="unknown name in a map 'usr'"):
-        recipe_of({"sources": [{"path": "x", "map": {"usr": "x"}}], **options})
-
-
-def test_init_writes_the_map_into_the_recipe(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"ask it": "q", "say": "a"}) + "\n")
-    shape = map_text({"user": "ask it", "assistant": "say"})
-    text = recipe_text(look_at([str(path)], shape=shape))
+    text = recipe_text(look_at([str(path)], shape=map_text(fields)))
     assert 'map: {"user": "ask it", "assistant": "say"}' in text
+    for source, message in (
+        ({"map": fields, "shape": "openai"}, "'map' says what the fields are called, and so does 'shape'"),
+        ({"map": {"usr": "x"}}, "unknown name in a map 'usr'"),
+        ({"where": "reward >="}, r"sources\[0\]"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recipe_of({"sources": [{"path": "x", **source}], **CHATML})
+
+
+RECORD = {
+    **{"reward": 0.5, "resolved": True, "n": 1, "name": "a b", "none": None},
+    "info": {"error": None, "deep": {"x": 2}},
+}
+TRUE = """reward >= 0.5; resolved == true; resolved; n == 1.0; 0 < reward < 1; name == 'a b'; name < 'b'; none != 1;
+info.error == null; info.deep.x == 2; missing == null; not missing > 0; reward > -1; reward.x == null;
+resolved and (reward > 1 or n == 1)"""
+FALSE = "reward > 0.5; n; n == true; missing > 0; name > 0; n != 1; resolved and reward > 1; not resolved; null; 'true'"
+NONE = """reward >=; f(x); __import__('os'); a[0]; a + 1; lambda: 1; x if y else z; a in b; a is b; [1]; b'x' == a;
+f'{a}'; (a := 1); 1j == a; ...; -a; ~1; ("""
+
+
+def parts(text: str) -> list[str]:
+    return [one.strip() for one in text.split(";")]
+
+
+@pytest.mark.parametrize("text", [*parts(TRUE), *parts(FALSE)])
+def test_expressions(text: str) -> None:
+    assert parse_where(text).accepts(RECORD) is (text in parts(TRUE))
+    assert not parse_where(text).accepts([])
+
+
+@pytest.mark.parametrize("text", [*parts(NONE), "(" * 400 + "a" + ")" * 400, "not " * 400 + "a", ""])
+def test_nothing_else_is_an_expression(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse_where(text)
+
+
+def test_a_build_uses_the_records_for_which_it_is_true(tmp_path: Path) -> None:
+    turns = ("user", "q"), ("assistant", "a")
+    records = [chat_record(*turns, id=f"r{number}", reward=number / 10, n=[1]) for number in range(10)]
+    records[2]["messages"] = []  # which nobody asks for
+    records[8]["messages"] = []
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    recipe = {"sources": [{"path": str(path), "where": "reward >= 0.5"}], **CHATML}
+    ledger = proved({**recipe, "on_error": "quarantine", "gates": {"records_left_out": None}}, tmp_path / "built")
+    assert [episode.record_id for episode in EpisodeDataset(tmp_path / "built")] == ["r5", "r6", "r7", "r9"]
+    assert ledger.reasons("skipped", "quarantined") == {"where": 5, "no_messages": 1}
+    assert {note for _, note in ledger.notes if "unused" in note} == {"unused_field n"}

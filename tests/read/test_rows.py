@@ -23,7 +23,7 @@ from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
-from tests.read.converted import FROM_OPENAI, batch_of
+from tests.read.three_ways import FROM_OPENAI, batch_of
 
 
 def slowly(batch: Any, shape: Shape) -> list[Conversation | RecordError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.errors import RecordError, UnknownNameError
+from chatmill.errors import DataError, RecordError, UnknownNameError
+from chatmill.read.conversations import ConversationFile, read_conversations
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import SHAPES, detect_shape, find_shape
-from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
+from tests.compiler.builds import write_jsonl
 from tests.read.three_ways import every_way
 
-PART_SHAPES = {"anthropic"}
-"""Their records are in test_part_shapes.py."""
+Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
+TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+OPENAI = {"messages": TURNS}
+SHAREGPT = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+ALPACA = {"instruction": "q", "output": "a"}
+PAIR = {"prompt": "q", "completion": "a"}
+EXAMPLES = {
+    "openai": OPENAI,
+    "sharegpt": SHAREGPT,
+    "alpaca": ALPACA,
+    "prompt_completion": PAIR,
+    "harmony": {"messages_json": json.dumps(OPENAI)},
+    "instruction_response": {"instruction": "q", "response": "a"},
+    "question_answer": {"question": "q", "answer": "a"},
+}
+"""The same conversation in every shape."""
+OTHERS = {"anthropic", "calls", "atif"}
+"""Anthropic's is below, the others have files of their own."""
 
 
 def read(record: Any, shape: str = "openai") -> Conversation:
@@ -33,37 +51,74 @@ def refused(record: Any, shape: str = "openai") -> RecordError:
     return caught.value
 
 
-# --- each shape ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_each_shape_gives_the_same_conversation_and_keeps_the_rest(name: str) -> None:
+    assert set(EXAMPLES) | OTHERS == set(SHAPES)
     options = {"enable_thinking": False}
-    record = {**EXAMPLES[name], "id": "r1", "source": "s", "tools": [{"name": "f"}], "score": 0.5, "lang": None}
-    assert read({**record, "chat_template_kwargs": options}, name) == Conversation(
+    record = {**EXAMPLES[name], "id": "r1", "source": "s", "tools": [{"name": "f", "n": 10**300}], "n": 10**399}
+    assert read({**record, "lang": None, "chat_template_kwargs": options}, name) == Conversation(
         (Q, A),
         id="r1",
         source="s",
-        tools=({"name": "f"},),
+        tools=({"name": "f", "n": 10**300},),
         where="f.jsonl:7",
-        metadata={"score": 0.5, "lang": None},
+        metadata={"n": 10**399, "lang": None},
         options=options,
     )
     assert read({**record, "chat_template_kwargs": None}, name).options == {}
-    assert set(EXAMPLES) | PART_SHAPES | {"calls", "atif"} == set(SHAPES)
 
 
-@pytest.mark.parametrize("shape", ["openai", "sharegpt"])
-def test_messages_as_a_text_of_json(shape: str) -> None:
-    key, items = next(iter(EXAMPLES[shape].items()))
-    assert read({key: json.dumps(items)}, shape).messages == (Q, A)
-    assert refused({key: "[{"}, shape).code == "invalid_json"
-    assert refused({key: "hello"}, shape).code == "messages_type"
+def called(*calls: ToolCall) -> Message:
+    return Message(Role.ASSISTANT, "", tool_calls=calls)
 
 
-def test_the_context_of_an_instruction_is_joined_to_it() -> None:
-    record = {"instruction": "q", "context": "c", "response": "a", "category": "x"}
-    assert read(record, "instruction_response").messages == (Message(Role.USER, "q\nc"), A)
+SYSTEM = {"type": "system_content", "reasoning_effort": "Low"}
+HARMONY = [
+    {"role": "system", "content": [SYSTEM]},
+    {"role": "user", "content": [{"type": "text", "text": "q"}]},
+    {"role": "assistant", "channel": "analysis", "content": "hm"},
+    {"role": "assistant", "channel": "final", "content": "a"},
+]
+FROM_HARMONY = [
+    *(Message(Role.SYSTEM, "", structured=SYSTEM), Q, Message(Role.ASSISTANT, "hm", channel="analysis")),
+    A._replace(channel="final"),
+]
+WITH_CALLS = {
+    "system": "s",
+    "conversations": [
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "1"},
+        {"from": "Function_Call", "value": '[{"name": "g"}, {"name": "h", "arguments": "{ }"}]'},
+        {"from": "tool", "value": "2"},
+        {"from": "gpt", "value": "a", "weight": 0},
+    ],
+}
+FROM_CALLS = [
+    *(Message(Role.SYSTEM, "s"), Q, called(ToolCall("f", '{"x": 1}')), Message(Role.TOOL, "1")),
+    *(called(ToolCall("g", "{}"), ToolCall("h", "{ }")), Message(Role.TOOL, "2"), A._replace(weight=0.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "record", "messages"),
+    [
+        ("openai", {"messages": json.dumps(TURNS)}, [Q, A]),
+        ("sharegpt", {"conversations": json.dumps(SHAREGPT["conversations"])}, [Q, A]),
+        (
+            "instruction_response",
+            {"instruction": "q", "context": "c", "response": "a"},
+            [Q._replace(content="q\nc"), A],
+        ),
+        ("sharegpt", WITH_CALLS, FROM_CALLS),
+        ("harmony", {"messages": HARMONY}, FROM_HARMONY),
+        ("harmony", {"messages_json": json.dumps({"messages": HARMONY})}, FROM_HARMONY),
+    ],
+)
+def test_what_a_record_of_a_shape_becomes(shape: str, record: Any, messages: list[Message]) -> None:
+    assert read({**record, "tools": '[{"name": "f"}]', "x": "y"}, shape) == Conversation(
+        tuple(messages), tools=({"name": "f"},), where="f.jsonl:7", source="f", metadata={"x": "y"}
+    )
 
 
 @pytest.mark.parametrize("names", [("question", "answer"), ("prompt", "completion"), ("instruction", "output")])
@@ -72,64 +127,65 @@ def test_the_reasoning_of_an_answer_in_a_column(names: tuple[str, str]) -> None:
     shape = detect_shape([record], "f")
     some = [record | {"reasoning": "hm"}, record | {"reasoning": ""}, record | {"reasoning": None}]
     assert [one.messages[-1].reasoning for one in every_way(shape, some)] == ["hm", None, None]
-    twice = record | {"reasoning": "hm", "thinking": "no"}
     with pytest.raises(RecordError, match="both given and differ"):
-        conversation_of(twice, shape)
+        conversation_of(record | {"reasoning": "hm", "thinking": "no"}, shape)
 
 
-def test_sharegpt_with_system_field_tools_and_calls() -> None:
-    record = {
-        "system": "s",
-        "tools": '[{"name": "f"}]',
-        "conversations": [
-            {"from": "human", "value": "q"},
-            {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
-            {"from": "observation", "value": "1"},
-            {"from": "Function_Call", "value": '[{"name": "g"}, {"name": "h", "arguments": "{ }"}]'},
-            {"from": "tool", "value": "2"},
-            {"from": "gpt", "value": "a", "weight": 0},
-        ],
-    }
-    conversation = read(record, "sharegpt")
-    assert conversation.tools == ({"name": "f"},)
-    assert conversation.messages == (
-        Message(Role.SYSTEM, "s"),
-        Q,
-        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", '{"x": 1}'),)),
-        Message(Role.TOOL, "1"),
-        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("g", "{}"), ToolCall("h", "{ }"))),
-        Message(Role.TOOL, "2"),
-        Message(Role.ASSISTANT, "a", weight=0.0),
+CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
+TEXT = {"type": "text", "text": "x"}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}], "is_error": False}
+ANTHROPIC = {
+    "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+    "messages": [
+        TURNS[0],
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, TEXT, CALL]},
+        {"role": "user", "content": [RESULT, TEXT]},
+        {"role": "assistant", "content": [CALL]},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+}
+
+
+def test_anthropic_calls_results_and_thinking() -> None:
+    assert detect_shape([OPENAI, OPENAI, ANTHROPIC], "f").name == "anthropic", "one such record among plain ones"
+    found, plain = every_way(find_shape("anthropic"), [ANTHROPIC, OPENAI], as_text="messages")
+    call = ToolCall("f", '{"x": 1}', "c1")
+    assert found.messages == (
+        *(Message(Role.SYSTEM, "Be brief."), Q, Message(Role.ASSISTANT, "x", reasoning="hm", tool_calls=(call,))),
+        *(Message(Role.TOOL, "2", tool_call_id="c1", extra={"is_error": False}), Message(Role.USER, "x")),
+        called(call)._replace(has_content=False),
     )
-
-
-def test_harmony_dicts_and_rows() -> None:
-    messages = [
-        {"role": "system", "content": [{"type": "system_content", "reasoning_effort": "Low"}]},
-        {"role": "user", "content": [{"type": "text", "text": "q"}]},
-        {"role": "assistant", "channel": "analysis", "content": "hm"},
-        {"role": "assistant", "channel": "final", "content": "a"},
-    ]
-    expected = (
-        Message(Role.SYSTEM, "", structured={"type": "system_content", "reasoning_effort": "Low"}),
-        Q,
-        Message(Role.ASSISTANT, "hm", channel="analysis"),
-        Message(Role.ASSISTANT, "a", channel="final"),
+    assert found.tools == (
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},
     )
-    assert read({"messages": messages}, "harmony").messages == expected
-    row = read({"messages_json": json.dumps({"messages": messages}), "synth_id": "x"}, "harmony")
-    assert row.messages == expected
-    assert row.metadata == {"synth_id": "x"}
+    assert plain.messages == (Q, A)
 
 
-# --- refused -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("parts", "code", "path"),
+    [
+        ([CALL, TEXT], "bad_part", "content[1]"),
+        ([TEXT, {"type": "thinking", "thinking": "y"}], "bad_part", "content[1]"),
+        ([{"type": "image", "source": {}}], "bad_image", "content[0].source"),
+        ([{"type": "redacted_thinking", "data": "x"}], "non_text_part", "content[0].type"),
+        ([{"type": "thinking", "thinking": 3}], "bad_part", "content[0].thinking"),
+        ([{**CALL, "input": 3}], "bad_tool_call", "tool_calls[0].arguments"),
+    ],
+)
+def test_an_anthropic_part_that_cannot_be_kept_is_refused(parts: list[Any], code: str, path: str) -> None:
+    """The place is that of the item in the record: a result before it, which became two messages, does not count."""
+    before = [TURNS[0], {"role": "user", "content": [RESULT, TEXT]}]
+    error = refused({"messages": [*before, {"role": "assistant", "content": parts}]}, "anthropic")
+    assert (error.code, error.path) == (code, f"messages[2].{path}")
+
 
 LONE = {"type": "system_content", "model_identity": "\ud800"}
 USER = '{"messages": [{"role": "user", "content": "%s"}]}'
+TURN = "conversations[0]"
 
 
-def call(value: str) -> dict[str, Any]:
-    return {"conversations": [{"from": "function_call", "value": value}]}
+def turn(value: Any, speaker: str = "function_call") -> dict[str, Any]:
+    return {"conversations": [{"from": speaker, "value": value}]}
 
 
 @pytest.mark.parametrize(
@@ -137,48 +193,47 @@ def call(value: str) -> dict[str, Any]:
     [
         ("openai", None, "record_type", ""),
         ("openai", {"conversation": []}, "missing_field", "messages"),
-        ("openai", {"messages": []}, "no_messages", "messages"),
-        ("openai", {"messages": "x"}, "messages_type", "messages"),
-        ("openai", {"messages": [{"role": "user", "content": None}]}, "null_content", "messages[0].content"),
+        ("openai", {"messages": "[{"}, "invalid_json", "messages"),
+        ("sharegpt", {"conversations": "hello"}, "messages_type", "conversations"),
         ("openai", {**OPENAI, "id": True}, "id_type", "id"),
         ("openai", {**OPENAI, "id": "\ud800"}, "lone_surrogate", "id"),
         ("openai", {**OPENAI, "source": ["x"]}, "field_type", "source"),
         ("openai", {**OPENAI, "tools": "[{"}, "bad_tools", "tools"),
         ("openai", {**OPENAI, "tools": {"name": "f"}}, "bad_tools", "tools"),
         ("openai", {**OPENAI, "tools": [{"at": date(2026, 1, 1)}]}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": "1" * 5000}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": [{"name": "f", "limit": 10**5000}]}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": [{"name": "\ud800"}]}, "lone_surrogate", "tools"),
+        ("openai", {**OPENAI, "tools": '[{"name": "\\ud800"}]'}, "lone_surrogate", "tools"),
+        ("openai", {**OPENAI, "tools": "[" * 5000}, "invalid_json", ""),
         ("openai", {**OPENAI, "chat_template_kwargs": ["enable_thinking"]}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {1: 2}}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {"a": b"x"}}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {"a": "\ud800"}}, "lone_surrogate", "chat_template_kwargs"),
-        ("openai", {**OPENAI, "tools": [{"name": "\ud800"}]}, "lone_surrogate", "tools"),
-        ("openai", {**OPENAI, "tools": '[{"name": "\\ud800"}]'}, "lone_surrogate", "tools"),
-        ("openai", {**OPENAI, "tools": "[" * 5000}, "invalid_json", ""),
         ("sharegpt", {"messages_": []}, "missing_field", "conversations"),
-        ("sharegpt", {"conversations": [{"from": "judge", "value": "x"}]}, "unknown_role", "conversations[0].from"),
-        ("sharegpt", {"conversations": [{"from": "gpt"}]}, "null_content", "conversations[0].value"),
-        ("sharegpt", call("[3]"), "bad_tool_call", "conversations[0].tool_calls[0]"),
-        ("sharegpt", call("[" * 5000), "invalid_json", ""),
-        ("sharegpt", call("1" * 5000), "bad_tool_call", "conversations[0].value"),
-        ("openai", {**OPENAI, "tools": "1" * 5000}, "bad_tools", "tools"),
+        ("sharegpt", turn("x", "judge"), "unknown_role", f"{TURN}.from"),
+        ("sharegpt", turn(None, "gpt"), "null_content", f"{TURN}.value"),
+        ("sharegpt", turn("[3]"), "bad_tool_call", f"{TURN}.tool_calls[0]"),
+        ("sharegpt", turn("[" * 5000), "invalid_json", ""),
+        ("sharegpt", turn("1" * 5000), "bad_tool_call", f"{TURN}.value"),
         ("sharegpt", {**SHAREGPT, "system": 5}, "missing_field", "system"),
         ("alpaca", {"instruction": "x"}, "missing_field", "output"),
         ("alpaca", {"instruction": 3, "output": "x"}, "missing_field", "instruction"),
         ("alpaca", {**ALPACA, "output": "\udc00"}, "lone_surrogate", "output"),
-        ("alpaca", {**ALPACA, "history": [["a"]]}, "bad_history", "history[0]"),
-        ("alpaca", {**ALPACA, "history": [["a", "b"], "ab"]}, "bad_history", "history[1]"),
+        ("alpaca", {**ALPACA, "history": [["a", "b"], ["a"]]}, "bad_history", "history[1]"),
+        ("alpaca", {**ALPACA, "history": ["ab"]}, "bad_history", "history[0]"),
         ("alpaca", {**ALPACA, "history": 5}, "bad_history", "history"),
         ("alpaca", {**ALPACA, "history": [["a", "\ud800"]]}, "lone_surrogate", "history[0][1]"),
         ("prompt_completion", {"prompt": "x"}, "missing_field", "completion"),
         ("prompt_completion", {"prompt": [], "completion": []}, "no_messages", "prompt"),
-        ("prompt_completion", {"prompt": OPENAI["messages"], "completion": "x"}, "missing_field", "prompt"),
-        ("prompt_completion", {"prompt": OPENAI["messages"], "completion": [1]}, "message_type", "completion[0]"),
+        ("prompt_completion", {"prompt": TURNS, "completion": "x"}, "missing_field", "prompt"),
+        ("prompt_completion", {"prompt": TURNS, "completion": [1]}, "message_type", "completion[0]"),
         ("harmony", {"messages_json": 5}, "missing_field", "messages_json"),
         ("harmony", {"messages_json": "{"}, "invalid_json", "messages_json"),
         ("harmony", {"messages_json": "[]"}, "missing_field", "messages_json"),
         ("harmony", {"messages_json": '{"messages": 1, "messages": []}'}, "duplicate_key", "messages_json"),
         ("harmony", {"messages_json": '"\ud800"'}, "lone_surrogate", "messages_json"),
         ("harmony", {"messages": [{"role": "system", "content": [LONE]}]}, "lone_surrogate", "messages[0].content[0]"),
-        ("openai", {**OPENAI, "tools": [{"name": "f", "limit": 10**5000}]}, "bad_tools", "tools"),
         ("harmony", {"messages_json": USER % "\\ud800"}, "lone_surrogate", "messages_json.messages[0].content"),
     ],
 )
@@ -187,35 +242,20 @@ def test_what_does_not_fit_its_shape(shape: str, record: Any, code: str, path: s
     assert (error.code, error.path) == (code, path)
 
 
-def test_an_error_names_the_record() -> None:
+def test_an_error_names_the_record_and_what_there_is() -> None:
     error = refused({"id": "r9", "messages": [{"role": "user", "content": 5}]})
     assert error.record_id == "r9"
     assert str(error).startswith("f.jsonl:7, record 'r9', field messages[0].content: ")
-
-
-def test_a_missing_field_says_what_there_is() -> None:
     assert "it has: text, label" in str(refused({"text": 1, "label": 2}))
-
-
-def test_big_integers_in_tools_and_metadata_are_kept() -> None:
-    conversation = read({**OPENAI, "tools": [{"name": "f", "limit": 10**300}], "n": 10**399})
-    assert conversation.tools[0]["limit"] == 10**300
-    assert conversation.metadata["n"] == 10**399
-
-
-# --- detection -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_each_shape_is_detected(name: str) -> None:
-    assert detect_shape([EXAMPLES[name]], "f").name == name
 
 
 @pytest.mark.parametrize(
     ("records", "name"),
     [
-        ([{"messages": [{"role": "assistant", "channel": "final", "content": "a"}]}], "harmony"),
-        ([{"messages": [{"role": "system", "content": [{"type": "system_content"}]}]}], "harmony"),
+        *(([record], name) for name, record in EXAMPLES.items()),
+        ([{"messages": HARMONY[:1]}], "harmony"),
+        ([{"messages": HARMONY[3:]}], "harmony"),
+        ([{"messages": json.dumps(HARMONY[3:])}], "harmony"),
         ([{"messages": [{"role": "user", "content": "what is page_content in x_content?"}]}], "openai"),
         ([{"messages": [{"role": "user", "content": [{"type": "text", "text": "_content"}]}]}], "openai"),
         ([{"messages": SHAREGPT["conversations"]}], "sharegpt"),
@@ -223,30 +263,56 @@ def test_each_shape_is_detected(name: str) -> None:
         ([3, None, ALPACA], "alpaca"),
         ([PAIR, PAIR, OPENAI], "prompt_completion"),
         ([{"messages": []}], "openai"),
-        ([{"messages": json.dumps(OPENAI["messages"])}], "openai"),
-        ([{"conversations": OPENAI["messages"]}], "openai"),
+        ([{"messages": json.dumps(TURNS)}], "openai"),
+        ([{"conversations": TURNS}], "openai"),
         ([{"conversations": json.dumps(SHAREGPT["conversations"])}], "sharegpt"),
-        ([{"messages": json.dumps([{"role": "assistant", "channel": "final", "content": "a"}])}], "harmony"),
     ],
 )
 def test_detection_by_what_most_records_fit(records: list[Any], name: str) -> None:
     assert detect_shape(records, "f").name == name
 
 
-@pytest.mark.parametrize(("records", "found"), [([{"text": "x"}], "the first record has: text"), ([3], "none of them")])
-def test_a_shape_that_cannot_be_told_lists_the_names(records: list[Any], found: str) -> None:
+@pytest.mark.parametrize(("record", "found"), [({"text": "x"}, "the first record has: text"), (3, "none of them")])
+def test_a_shape_that_cannot_be_told_is_an_error_of_the_file(tmp_path: Path, record: Any, found: str) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [json.dumps(record)])
+    errors: list[RecordError] = []
     with pytest.raises(RecordError, match=found) as caught:
-        detect_shape(records, "f.jsonl")
-    assert caught.value.code == "unknown_shape"
+        list(read_conversations(path, on_error=errors.append))
+    assert (caught.value.code, caught.value.where, errors) == ("unknown_shape", str(path), [])
     assert "openai, alpaca, prompt_completion, instruction_response" in str(caught.value)
 
 
-def test_an_unknown_shape_name_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'sharegpt'\?"):
-        find_shape("share_gpt")
+def test_a_file_states_its_shape_and_gives_its_conversations(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "talks.en.jsonl", [SHAREGPT, {**SHAREGPT, "source": "own", "id": "x"}])
+    file = ConversationFile(path)
+    assert file.shape.name == "sharegpt"
+    first, second = file
+    assert (first.messages, first.where, first.source) == ((Q, A), f"{path}:1", "talks")
+    assert (second.where, second.source, second.id) == (f"{path}:2", "own", "x")
+    assert list(file) == [first, second], "a file can be read again"
+    assert next(iter(ConversationFile(path, source="given"))).source == "given"
+    both = write_jsonl(tmp_path / "a.jsonl", [{**OPENAI, **PAIR}])
+    assert next(read_conversations(both)).metadata == PAIR
+    assert next(read_conversations(both, shape="prompt_completion")).metadata == OPENAI, "a named shape wins"
+    with pytest.raises(UnknownNameError):
+        next(read_conversations(both, shape="chat"))
+    assert [one.id for one in read_conversations([path, str(both)])] == ["", "x", ""]
+    with pytest.raises(DataError, match="no input files"):
+        next(read_conversations([]))
 
 
-# --- properties ----------------------------------------------------------------------------------------------------
+def test_a_file_with_no_readable_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{\n{\n")
+    with pytest.raises(RecordError, match="not JSON") as caught:
+        list(read_conversations(path))
+    assert caught.value.where == f"{path}:1"
+    errors: list[RecordError] = []
+    assert list(read_conversations(path, on_error=errors.append)) == []
+    assert len(errors) == 2
+    path.write_bytes(b"")
+    assert list(read_conversations(path)) == []
+
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
@@ -260,10 +326,8 @@ FIELDS = sorted(set().union(*(shape.fields for shape in SHAPES.values())))
 @settings(max_examples=200)
 def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: str) -> None:
     try:
-        conversation = conversation_of(record, SHAPES[name], where="f:1")
+        outcome: Any = conversation_of(record, SHAPES[name], where="f:1")
     except RecordError as error:
-        outcome: Any = error
-    else:
-        outcome = conversation
+        outcome = error
     assert outcome.where == "f:1"
     assert isinstance(outcome, RecordError) or outcome.messages

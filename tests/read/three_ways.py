@@ -1,24 +1,40 @@
-"""Records read as lines, as rows of Arrow and one by one: the three must agree."""
+"""Records read as lines, as rows of Arrow and one by one: the three must agree; bundled conversations in some shapes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.columns import Lines, Read, read_lines
+from chatmill.read.files import read_records
 from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
-from tests.read.converted import batch_of
+from tests.conftest import CONVERSATION_FILES
+
+Record = dict[str, Any]
+SHAREGPT_ROLES = {"user": "human", "assistant": "gpt", "tool": "observation"}
 
 
-def as_lines(records: list[dict[str, Any]], shape: Shape) -> Read:
+def as_lines(records: list[Record], shape: Shape) -> Read:
     """What the lines of a file with these records give."""
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     return read_lines(data, Lines(0, len(data), 1, len(records)), before="f:", source="s", shape=shape)
 
 
-def every_way(shape: Shape, records: list[dict[str, Any]], *, as_text: str = "") -> list[Conversation]:
+def batch_of(rows: list[Record], schema: Any = None) -> Any:
+    """Records as one Arrow batch, with all columns that any of them has."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    filled = [{name: row.get(name) for name in names} for row in rows]
+    table = pa.Table.from_pylist(filled, schema=schema).combine_chunks()
+    return table.to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def every_way(shape: Shape, records: list[Record], *, as_text: str = "") -> list[Conversation]:
     """The conversations of records, after a comparison of three ways to read them.
 
     `as_text`: the field that is a text of JSON in the rows, where its values have no one type.
@@ -32,3 +48,44 @@ def every_way(shape: Shape, records: list[dict[str, Any]], *, as_text: str = "")
     assert not errors
     assert [item._replace(where="", metadata={}) for item in rows] == [c._replace(where="", metadata={}) for c in slow]
     return slow
+
+
+def sharegpt(record: Record) -> Record:
+    """Calls as `function_call` turns where that is all a message says, else next to its text."""
+    rest = {key: value for key, value in record.items() if key != "messages"}
+    items = []
+    for message in record["messages"]:
+        item = {key: value for key, value in message.items() if key not in ("role", "content")}
+        role, text = message["role"], message.get("content")
+        if item.get("tool_calls") and not text:
+            calls = [call["function"] for call in item.pop("tool_calls")]
+            items.append({"from": "function_call", "value": json.dumps(calls[0] if len(calls) == 1 else calls), **item})
+        else:
+            items.append({"from": SHAREGPT_ROLES.get(role, role), "value": text, **item})
+    if items[0]["from"] == "system" and len(items) > 1:
+        return {"conversations": items[1:], "system": items[0]["value"], **rest}
+    return {**rest, "conversations": items}
+
+
+def harmony(record: Record) -> Record:
+    """Every content as a text part, and a channel for every answer."""
+    items = []
+    for message in record["messages"]:
+        text = message.get("content")
+        item = {**message, "content": [{"type": "text", "text": text}] if isinstance(text, str) else text}
+        items.append({**item, "channel": "final"} if message["role"] == "assistant" else item)
+    rest = {key: value for key, value in record.items() if key != "messages"}
+    return {**rest, "messages_json": json.dumps({"messages": items}, ensure_ascii=len(items) % 2 == 0)}
+
+
+FROM_OPENAI: Mapping[str, Callable[[Record], Record]] = {
+    "openai": lambda record: record,
+    "sharegpt": sharegpt,
+    "harmony": harmony,
+}
+
+
+@cache
+def converted(shape: str) -> list[Record]:
+    """All bundled conversations in a shape."""
+    return [FROM_OPENAI[shape](raw.value) for path in CONVERSATION_FILES for raw in read_records(path)]
