@@ -148,6 +148,7 @@ COMMON = {
     "source": TEXTS,
     "tools": st.lists(OBJECTS, max_size=2) | VALUES,
     "chat_template_kwargs": OBJECTS | VALUES,
+    "label": st.booleans() | VALUES,
     "extra": VALUES,
 }
 ANTHROPIC_PARTS = PARTS | st.fixed_dictionaries(

@@ -124,10 +124,8 @@ def test_a_map_in_python_in_a_recipe_and_in_what_init_writes(tmp_path: Path) -> 
             recipe_of({"sources": [{"path": "x", **source}], **CHATML})
 
 
-RECORD = {
-    **{"reward": 0.5, "resolved": True, "n": 1, "name": "a b", "none": None},
-    "info": {"error": None, "deep": {"x": 2}},
-}
+INFO = {"error": None, "deep": {"x": 2}}
+RECORD = {"reward": 0.5, "resolved": True, "n": 1, "name": "a b", "none": None, "info": INFO}
 TRUE = """reward >= 0.5; resolved == true; resolved; n == 1.0; 0 < reward < 1; name == 'a b'; name < 'b'; none != 1;
 info.error == null; info.deep.x == 2; missing == null; not missing > 0; reward > -1; reward.x == null;
 resolved and (reward > 1 or n == 1)"""

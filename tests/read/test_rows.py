@@ -98,7 +98,8 @@ def message(role: str, content: str, roles: list[str | None]) -> st.SearchStrate
 OPENAI = st.lists(message("role", "content", ["user", "assistant", " Tool", "x", None]), max_size=3) | st.none()
 SHAREGPT = st.lists(message("from", "value", ["human", "gpt", "function_call", "GPT", None]), max_size=3) | st.none()
 TOOLS = st.sampled_from([None, "", "[]", '[{"name": "f"}]', '[{"n": 0.5}]', "[1]", "["])
-COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE}
+LABELS = st.sampled_from([None, True, False])
+COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE, "label": LABELS}
 NESTED = st.sampled_from([None, "", "{}", '{"messages": [{"role": "user", "content": "é"}]}', '{"messages": [1]}'])
 PART = {"type": st.sampled_from(["text", "tool_use", "thinking", "reasoning", None])}
 PARTS = st.lists(
@@ -163,6 +164,8 @@ Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
         ({"text": "x"}, 0),
         ({"messages": [Q, A], "id": 0.5}, 0),
         ({"messages": [Q, A], "source": 3}, 0),
+        ({"messages": [Q, A], "images": ["a.png"], "label": True}, 0),
+        ({"messages": [Q, A], "label": False}, 0),
     ],
 )
 def test_types_of_columns(row: dict[str, Any], sure: float) -> None:
