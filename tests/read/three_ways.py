@@ -1,4 +1,4 @@
-"""Records read as lines, as rows of Arrow and one by one: the three must agree; bundled conversations in some shapes."""
+"""Records read as lines, as rows of Arrow and one by one must agree; the bundled conversations in some shapes."""
 
 from __future__ import annotations
 
