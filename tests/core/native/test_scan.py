@@ -90,9 +90,7 @@ READ = [
     *map(with_content, [b"\\ud800\\udc00", b"\\uDBFF\\uDFFF", b"x" * 40 + b"\\u0001"]),
     *map(with_field, [b'"name": ""', b'"tool_calls": []', b'"tool_calls" :null', b'"reasoning_content": null']),
     *map(with_call, [b'{"function": ' + FUNCTION + b"}", b'{"id": null, "function": ' + FUNCTION + b', "type": "x"}']),
-    *map(
-        with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 1234.5678']
-    ),
+    *map(with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 1234.5678']),
     *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "x": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
     with_call(b'{"function": {"name": "f", "arguments": [1, {"a": "b"}]}}'),
     b'\t {"messages":[{"role":"user","content":"hi"}],"":1,"messages_jso":1,"messages_json_":2}\r \t',
