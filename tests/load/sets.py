@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
 from chatmill.core.checksums import FileRecord
+from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.pack.plan import plan
 from chatmill.store.episode_manifest import EpisodeManifest, PackedRows, ShardRecord, StoredFile, read_split_manifest
 from chatmill.store.episodes import EpisodeDataset
@@ -37,15 +39,28 @@ def items(count: int, *, seed: int = 0, low: int = 2, high: int = 20, fractional
     return made
 
 
-def write_by_hand(folder: Path, episodes: Sequence[Item], *, mask: str | None = "u1") -> None:
-    """The three files as the page describes them, without the writer."""
-    folder.mkdir(parents=True)
-    np.array([t for e in episodes for t in e.ids], dtype="<u4").tofile(folder / "tokens.bin")
-    lengths = np.array([len(e.ids) for e in episodes], dtype="<u8")
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<u8")
-    np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
-    if mask is not None:
-        np.array([w for e in episodes for w in e.weights], dtype=mask).tofile(folder / "mask.bin")
+def write_set(
+    directory: Path, train: Sequence[Item], val: Sequence[Item] = (), *, shards: int = 0, mask: str | None = "u1"
+) -> Path:
+    """A dataset folder, flat or in some shards of about equal numbers of episodes: files as the page describes them."""
+    for split, episodes in (("train", train), ("val", val)):
+        for number in range(shards or 1) if episodes else ():
+            folder = directory / split / f"shard_{number:05d}" if shards else directory / split
+            folder.mkdir(parents=True)
+            part = episodes[len(episodes) * number // (shards or 1) : len(episodes) * (number + 1) // (shards or 1)]
+            np.array([token for item in part for token in item.ids], dtype="<u4").tofile(folder / "tokens.bin")
+            lengths = np.array([len(item.ids) for item in part], dtype="<u8")
+            starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+            np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
+            if mask is not None:
+                np.array([weight for item in part for weight in item.weights], dtype=mask).tofile(folder / "mask.bin")
+    return directory
+
+
+def loader(directory: Path, batch_size: int = 3, block_size: int = 8, **options: Any) -> GPTEpisodeDataLoader:
+    """A loader of episodes with masks, unless the options say otherwise."""
+    config = {"batch_size": batch_size, "block_size": block_size, "pad_token_id": PAD, "use_loss_mask": True}
+    return GPTEpisodeDataLoader(config, None, directory, **options)
 
 
 def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
@@ -67,26 +82,6 @@ def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
     manifest = read_split_manifest(folder) or EpisodeManifest(split=folder.name, shards=tuple(shards))
     stated = PackedRows(length=length, strategy=strategy, count=plan(dataset.lengths, length, strategy).bins)
     (folder / "episodes.json").write_bytes(replace(manifest, rows=stated).to_bytes())
-
-
-def write_set(
-    directory: Path,
-    train: Sequence[Item],
-    val: Sequence[Item] = (),
-    *,
-    shards: int = 0,
-    mask: str | None = "u1",
-) -> Path:
-    """A dataset folder, flat or in some shards of about equal numbers of episodes."""
-    for split, episodes in (("train", train), ("val", val)):
-        if not episodes:
-            continue
-        if not shards:
-            write_by_hand(directory / split, episodes, mask=mask)
-        for number in range(shards):
-            part = episodes[len(episodes) * number // shards : len(episodes) * (number + 1) // shards]
-            write_by_hand(directory / split / f"shard_{number:05d}", part, mask=mask)
-    return directory
 
 
 def row(item: Item, block: int, pad: int = PAD) -> tuple[list[int], list[int], list[float]]:

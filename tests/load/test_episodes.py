@@ -1,37 +1,32 @@
-"""The episode loader against slow, obvious batches: shapes, padding, masks, order, coverage."""
+"""The episode loader against slow, obvious batches: shapes, padding, masks, order, coverage, and what it refuses."""
 
 from __future__ import annotations
 
 import linecache
 import logging
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.kinds import Part, RoleCode, kind
-from chatmill.errors import ConfigError
-from chatmill.label.presets import find_policy
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.export.hf_rows import to_hf_dataset
+from chatmill.load import episode_rows
 from chatmill.load.config import load_training_config
-from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.episodes import GPTEpisodeDataLoader, _refuse_unfit
 from chatmill.load.token_stream import GPTDataLoader, make_loader
 from chatmill.store.episode_writer import EpisodeWriter
-from tests.load.sets import PAD, Item, batch, epoch_steps, items, same, write_set
+from tests.load.sets import PAD, Item, batch, epoch_steps, items, loader, same, write_set
 
-BASE = {"batch_size": 3, "block_size": 8, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
-
-
-def loader(directory: Path, **options: object) -> GPTEpisodeDataLoader:
-    names = {"rank", "world_size", "policy", "strict", "pack", "device", "tokenizer"}
-    own = {k: v for k, v in options.items() if k in names}
-    return GPTEpisodeDataLoader(
-        {**BASE, **{k: v for k, v in options.items() if k not in names}}, dataset_dir=directory, **own
-    )
+BASE = {"batch_size": 3, "block_size": 8}
 
 
 def test_padding_truncation_and_alignment_by_hand(tmp_path: Path) -> None:
@@ -46,8 +41,7 @@ def test_padding_truncation_and_alignment_by_hand(tmp_path: Path) -> None:
     assert mask.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 1, 0, 1], [0] * 7 + [1]]
     assert (x.dtype, y.dtype, mask.dtype) == (torch.int64, torch.int64, torch.float32)
     assert all(t.shape == (3, 8) and t.is_contiguous() for t in (x, y, mask))
-    plain = loader(tmp_path, epoch_shuffle=False, use_loss_mask=False).get_batch()
-    assert same(plain, (x, y))
+    assert same(loader(tmp_path, epoch_shuffle=False, use_loss_mask=False).get_batch(), (x, y))
 
 
 @pytest.mark.parametrize(
@@ -68,61 +62,46 @@ def test_epochs_equal_the_slow_reference(tmp_path: Path, shards: int, mask: str,
 
 
 def test_shards_may_have_masks_of_both_types(tmp_path: Path) -> None:
-    train = items(12, fractional=False)
-    write_set(tmp_path / "a", train, shards=2)
-    write_set(tmp_path / "b", train, shards=2, mask="<f4")
-    (tmp_path / "b/train/shard_00000").rename(tmp_path / "old")
+    train = items(12)
+    for name, mask in (("a", "u1"), ("b", "<f4")):
+        write_set(tmp_path / name, train, shards=2, mask=mask)
+    shutil.rmtree(tmp_path / "b/train/shard_00000")
     (tmp_path / "a/train/shard_00000").rename(tmp_path / "b/train/shard_00000")
     made = loader(tmp_path / "b")
     for rows in epoch_steps(train, seed=1337, epoch=0, step=3):
         assert same(made.get_batch(), batch(rows, 8))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    count=st.integers(1, 25),
-    batch_size=st.integers(1, 4),
-    world=st.integers(1, 3),
-    block=st.integers(1, 12),
-    shuffle=st.booleans(),
-    seed=st.integers(0, 2**31),
-    masks=st.booleans(),
-)
-def test_drop_last_false_covers_every_episode_once_on_all_ranks(
-    tmp_path_factory: pytest.TempPathFactory,
-    count: int,
-    batch_size: int,
-    world: int,
-    block: int,
-    shuffle: bool,
-    seed: int,
-    masks: bool,
-) -> None:
-    directory = tmp_path_factory.mktemp("set")
-    train = items(count, seed=seed % 1000, low=2, high=15)
-    write_set(directory, train, shards=min(count, 2))
-    options = {
-        "batch_size": batch_size,
-        "block_size": block,
-        "epoch_shuffle": shuffle,
-        "epoch_seed": seed,
-        "epoch_drop_last": False,
-        "use_loss_mask": masks,
+OPTIONS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 4),
+        "block_size": st.integers(1, 12),
+        "epoch_shuffle": st.booleans(),
+        "epoch_seed": st.integers(0, 2**31),
+        "use_loss_mask": st.booleans(),
     }
-    ranks = [loader(directory, rank=rank, world_size=world, **options) for rank in range(world)]
+)
+
+
+@settings(max_examples=40)
+@given(count=st.integers(1, 25), world=st.integers(1, 3), options=OPTIONS)
+def test_drop_last_false_covers_every_episode_once_on_all_ranks(
+    tmp_path_factory: pytest.TempPathFactory, count: int, world: int, options: dict[str, Any]
+) -> None:
+    seed, size, masks = options["epoch_seed"], options["batch_size"], options["use_loss_mask"]
+    train = items(count, seed=seed % 1000, low=2, high=15)
+    directory = write_set(tmp_path_factory.mktemp("set"), train, shards=min(count, 2))
+    ranks = [loader(directory, rank=r, world_size=world, epoch_drop_last=False, **options) for r in range(world)]
     for epoch in range(2):
+        order = {"seed": seed, "epoch": epoch, "step": size * world, "shuffle": options["epoch_shuffle"]}
         firsts = []
-        for rows in epoch_steps(
-            train, seed=seed, epoch=epoch, step=batch_size * world, shuffle=shuffle, drop_last=False
-        ):
+        for rows in epoch_steps(train, drop_last=False, **order):
             for rank, one in enumerate(ranks):
-                mine = rows[rank * batch_size : (rank + 1) * batch_size]
-                got, wanted = one.get_batch(), batch(mine, block)
+                mine = rows[rank * size : (rank + 1) * size]
+                got, wanted = one.get_batch(), batch(mine, options["block_size"])
                 firsts += [int(v) for v, item in zip(got[0][:, 0], mine, strict=True) if item is not None]
                 if not masks:
-                    for i, item in enumerate(mine):
-                        if item is None:
-                            wanted[1][i] = -100
+                    wanted[1][[item is None for item in mine]] = -100
                 assert same(got, wanted if masks else wanted[:2])
         assert sorted(firsts) == [item.ids[0] for item in train]
 
@@ -146,75 +125,8 @@ def test_short_episodes_are_left_out(tmp_path: Path) -> None:
     assert len(kept) == 4
     for rows in epoch_steps(kept, seed=1337, epoch=0, step=2, drop_last=False):
         assert same(made.get_batch(), batch(rows, 8))
-
-
-def test_pad_id_is_the_option_else_the_tokenizers_eos_else_an_error(tmp_path: Path) -> None:
-    write_set(tmp_path, items(4))
-    bare = {**BASE, "pad_token_id": None}
-    for tokenizer in (SimpleNamespace(eos_id=77), SimpleNamespace(eos_token_id=77), SimpleNamespace(eos_id=0)):
-        made = GPTEpisodeDataLoader(bare, tokenizer, tmp_path)
-        assert made.pad_token_id == getattr(tokenizer, "eos_id", 77)
-        assert GPTEpisodeDataLoader(bare, tokenizer, tmp_path, pad_token_id=5).pad_token_id == 5
-    for tokenizer in (None, SimpleNamespace(eos_id=None)):
-        with pytest.raises(ConfigError, match="pad_token_id"):
-            GPTEpisodeDataLoader(bare, tokenizer, tmp_path)
-
-
-def test_options_override_the_config_and_none_means_as_the_config_says(tmp_path: Path) -> None:
-    train = items(9)
-    write_set(tmp_path, train)
-    config = load_training_config(**{**BASE, "epoch_shuffle": False, "use_loss_mask": False})
-    assert len(GPTEpisodeDataLoader(config, dataset_dir=tmp_path).get_batch()) == 2
-    made = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, use_loss_mask=True, epoch_shuffle=True, epoch_seed=4)
-    assert same(made.get_batch(), batch(epoch_steps(train, seed=4, epoch=0, step=3)[0], 8))
-    with pytest.raises(ConfigError, match="should be 'random' or 'epoch'"):
-        GPTEpisodeDataLoader(config, dataset_dir=tmp_path, batch_sampling_mode="sometimes")
-
-
-@pytest.mark.parametrize("damage", ["missing", "short", "one shard"])
-def test_masks_that_cannot_be_had_warn_once_and_give_x_and_y(tmp_path: Path, damage: str) -> None:
-    train = items(12)
-    write_set(tmp_path, train, items(6), shards=3)
-    for mask in sorted(tmp_path.rglob("mask.bin"))[: 1 if damage == "one shard" else None]:
-        mask.unlink() if damage != "short" else mask.write_bytes(mask.read_bytes()[:-1])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = loader(tmp_path)
-        for rows in epoch_steps(train, seed=1337, epoch=0, step=3):
-            assert same(made.get_batch(), batch(rows, 8)[:2])
-    assert len(caught) == 1
-    assert "mask.bin" in str(caught[0].message)
-    assert "GPTEpisodeDataLoader(" in linecache.getline(caught[0].filename, caught[0].lineno), "it points at the caller"
-    with pytest.raises((ConfigError, ValueError), match=r"mask\.bin"):
-        loader(tmp_path, strict=True)
-
-
-def test_a_split_smaller_than_a_step_raises_at_its_first_batch(tmp_path: Path) -> None:
-    write_set(tmp_path, items(9), items(2))
-    made = loader(tmp_path, epoch_drop_last=True)
-    assert len(made.get_batch()) == 3
-    with pytest.raises(ConfigError) as caught:
-        made.get_batch("val")
-    for part in ("2 rows", "takes 3", "epoch_drop_last", "val"):
-        assert part in str(caught.value)
-    assert len(loader(tmp_path, epoch_drop_last=False).get_batch("val")) == 3
-
-
-def test_the_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_set(tmp_path, items(10), items(4))
-    with caplog.at_level(logging.INFO):
-        made = loader(tmp_path)
-        for _ in range(7):
-            made.get_batch()
-    opening = [r.getMessage() for r in caplog.records if "tokens=" in r.getMessage()]
-    assert len(opening) == 2
-    assert "split=train episodes=10" in opening[0]
-    assert "mask=true" in opening[0]
-    starts = [r.getMessage() for r in caplog.records if "epoch=" in r.getMessage()]
-    line = (
-        "[EpisodeLoader] split=train epoch={} episodes=10 batches=3 shuffle=true drop_last=true pad_id=50256 mask=true"
-    )
-    assert starts == [line.format(epoch) for epoch in range(3)]
+    with pytest.raises(FormatError, match=r"none of its 8 episodes has episode_min_tokens = 8 tokens .*longest has 7"):
+        loader(tmp_path, episode_min_tokens=8)
 
 
 def test_a_batch_is_never_overwritten(tmp_path: Path) -> None:
@@ -228,77 +140,230 @@ def test_a_batch_is_never_overwritten(tmp_path: Path) -> None:
     assert len({t.data_ptr() for one in kept for t in one}) == 30
 
 
-def test_both_loaders_side_by_side_from_the_same_xml(tmp_path: Path) -> None:
+# ---- options
+
+
+def test_pad_id_is_the_option_else_the_tokenizers_eos_else_an_error(tmp_path: Path) -> None:
+    write_set(tmp_path, items(4))
+    for tokenizer in (SimpleNamespace(eos_id=77), SimpleNamespace(eos_token_id=77), SimpleNamespace(eos_id=0)):
+        made = GPTEpisodeDataLoader(BASE, tokenizer, tmp_path)
+        assert made.pad_token_id == getattr(tokenizer, "eos_id", 77)
+        assert GPTEpisodeDataLoader(BASE, tokenizer, tmp_path, pad_token_id=5).pad_token_id == 5
+    for tokenizer in (None, SimpleNamespace(eos_id=None)):
+        with pytest.raises(ConfigError, match="pad_token_id"):
+            GPTEpisodeDataLoader(BASE, tokenizer, tmp_path)
+
+
+def test_options_override_the_config_and_none_means_as_the_config_says(tmp_path: Path) -> None:
+    train = items(9)
+    write_set(tmp_path, train)
+    base = {**BASE, "pad_token_id": PAD, "device": "meta"}
+    config = load_training_config(**base, epoch_shuffle=False, use_loss_mask=False, dataset_dir=str(tmp_path))
+    plain = GPTEpisodeDataLoader(config).get_batch()
+    assert (len(plain), plain[0].device.type) == (2, "meta")
+    options = {"use_loss_mask": True, "epoch_shuffle": True, "epoch_seed": 4, "device": "cpu"}
+    made = GPTEpisodeDataLoader(config, None, tmp_path, **options)
+    assert same(made.get_batch(), batch(epoch_steps(train, seed=4, epoch=0, step=3)[0], 8))
+    with pytest.raises(ConfigError, match="should be 'random' or 'epoch'"):
+        loader(tmp_path, batch_sampling_mode="sometimes")
+    with pytest.raises(ConfigError, match="dataset_dir"):
+        GPTEpisodeDataLoader(base)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "one shard"])
+def test_masks_that_cannot_be_had_warn_once_and_give_x_and_y(tmp_path: Path, damage: str) -> None:
     train = items(12)
-    write_set(tmp_path / "set", train, items(5), shards=2)
-    text = (
-        "<config><training><batch_size>3</batch_size><block_size>8</block_size><dataset_mode>{}</dataset_mode>"
-        "<batch_sampling_mode>{}</batch_sampling_mode><use_loss_mask>true</use_loss_mask>"
-        "<pad_token_id>50256</pad_token_id></training></config>"
+    write_set(tmp_path, train, items(6), shards=3)
+    for mask in sorted(tmp_path.rglob("mask.bin"))[: 1 if damage == "one shard" else None]:
+        mask.unlink() if damage != "short" else mask.write_bytes(mask.read_bytes()[:-1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = GPTEpisodeDataLoader({**BASE, "pad_token_id": PAD}, None, tmp_path, use_loss_mask=True)
+        for rows in epoch_steps(train, seed=1337, epoch=0, step=3):
+            assert same(made.get_batch(), batch(rows, 8)[:2])
+    assert len(caught) == 1
+    assert "mask.bin" in str(caught[0].message)
+    assert "GPTEpisodeDataLoader(" in linecache.getline(caught[0].filename, caught[0].lineno), "it points at the caller"
+    with pytest.raises((ConfigError, ValueError), match=r"mask\.bin"):
+        loader(tmp_path, strict=True)
+
+
+def test_the_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_set(tmp_path, items(10, high=9), items(4, high=9))
+    with caplog.at_level(logging.INFO):
+        made = loader(tmp_path)
+        for _ in range(7):
+            made.get_batch()
+    opening, other, *starts = [record.getMessage() for record in caplog.records]
+    assert "split=train episodes=10 tokens=" in opening
+    assert "mask=true" in opening
+    assert "split=val episodes=4" in other
+    line = (
+        "[EpisodeLoader] split=train epoch={} episodes=10 batches=3 shuffle=true drop_last=true pad_id=50256 mask=true"
     )
+    assert starts == [line.format(epoch) for epoch in range(3)]
+
+
+def test_both_loaders_side_by_side_from_the_same_options(tmp_path: Path) -> None:
+    write_set(tmp_path, items(12), items(5), shards=2)
+    config = {**BASE, "pad_token_id": PAD, "use_loss_mask": True}
+    kinds = {"token_stream": GPTDataLoader, "sft_episode": GPTEpisodeDataLoader}
     for sampling in ("random", "epoch"):
-        made = {}
-        for mode in ("token_stream", "sft_episode"):
-            path = tmp_path / f"{mode}.xml"
-            path.write_text(text.format(mode, sampling))
-            made[mode] = make_loader(load_training_config(path), tmp_path / "set")
-        assert type(made["token_stream"]) is GPTDataLoader
-        assert type(made["sft_episode"]) is GPTEpisodeDataLoader
-        for split in ("train", "val"):
-            for one in made.values():
-                x, y, mask = one.get_batch(split)
+        for mode, kind in kinds.items():
+            made = make_loader({**config, "dataset_mode": mode, "batch_sampling_mode": sampling}, tmp_path)
+            assert type(made) is kind
+            for split in ("train", "val"):
+                x, y, mask = made.get_batch(split)
                 assert x.shape == y.shape == mask.shape == (3, 8)
                 assert (x[:, 1:] == y[:, :-1]).all()
 
 
-KIND = {
-    "u": kind(RoleCode.USER, Part.CONTENT),
-    "h": kind(RoleCode.ASSISTANT, Part.HEADER),
-    "a": kind(RoleCode.ASSISTANT, Part.CONTENT),
-    "e": kind(RoleCode.ASSISTANT, Part.TERMINATOR),
-}
+# ---- the split val, and what is in a batch
 
 
-@pytest.mark.parametrize("name", ["assistant", "last_turn", "all", "final_only"])
-def test_a_policy_at_load_chooses_what_is_trained(tmp_path: Path, name: str) -> None:
-    texts = ["uuhaae", "uhaeuuhaaae", "uhaeuhaeuhae", "uuuuuuu", "haae", "uhaaaaaaaaaaaaae", "uhaeuuuuuuuuhae"]
-    texts.append("uhaeuhaaaauhae")  # a row ends inside the second answer, and the last turn is the third
-    with EpisodeWriter(tmp_path, "train", shard_tokens=30) as writer:
-        for i, text in enumerate(texts):
-            kinds = [KIND[c] for c in text]
-            writer.append([100 * i + t for t in range(len(text))], [0] * len(text), kinds=kinds)
-    policy = find_policy(name)
-    rows = []
-    for i, text in enumerate(texts):
-        weights = policy.token_weights(np.array([KIND[c] for c in text], dtype=np.uint8))
-        rows.append(Item(ids=[100 * i + t for t in range(len(text))], weights=weights.tolist()))
-    config = {**BASE, "batch_size": 8, "epoch_shuffle": False, "use_loss_mask": False}
-    made = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, policy=name)
-    got = made.get_batch()
-    assert same(got, batch(rows, 8))
-    assert float(got[2].sum()) > 0
-    stored = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, use_loss_mask=True).get_batch()
-    assert float(stored[2].sum()) == 0
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("pack", [False, True])
+def test_unset_options_read_val_whole_and_in_order_every_time(tmp_path: Path, size: int, pack: bool) -> None:
+    val = items(10, seed=1)
+    write_set(tmp_path, items(30), val)
+    made = loader(tmp_path, size, 20, pack=pack)
+    steps = epoch_steps(val, seed=0, epoch=0, step=size, shuffle=False, drop_last=False)
+    for rows in [] if pack else 2 * steps:
+        assert same(made.get_batch("val"), batch(rows, 20))
+    passes = [list(made.one_pass()) for _ in range(2)]
+    ids = sorted(i for one in passes[0] for i in one[1][one[2] != 0].tolist())
+    assert ids == sorted(i for e in val for i, w in zip(e.ids[1:], e.weights[1:], strict=True) if w)
+    assert all(same(tuple(a), tuple(b)) for a, b in zip(*passes, strict=True))
 
 
-def test_a_policy_that_cannot_work_is_refused(tmp_path: Path) -> None:
-    write_set(tmp_path / "plain", items(3))
-    with pytest.raises(ConfigError, match="kinds"):
-        loader(tmp_path / "plain", policy="assistant")
-    with EpisodeWriter(tmp_path / "kinds", "train") as writer:
-        writer.append([1, 2, 3], kinds=[0, 1, 2])
-    with pytest.raises(ConfigError, match="per_message"):
-        loader(tmp_path / "kinds", policy="per_message")
-    with pytest.raises(ConfigError, match="Known"):
-        loader(tmp_path / "kinds", policy="no such policy")
-    with pytest.raises(ConfigError, match="use_loss_mask=False"):
-        GPTEpisodeDataLoader(BASE, dataset_dir=tmp_path / "kinds", policy="all", use_loss_mask=False)
+def test_a_pass_does_not_move_the_split_and_random_mode_has_none(tmp_path: Path) -> None:
+    write_set(tmp_path, items(30), items(10, seed=1))
+    made = loader(tmp_path)
+    first, state = made.get_batch("val"), made.state_dict()
+    assert same(next(iter(made.one_pass("val"))), first)
+    assert made.state_dict() == state
+    random = loader(tmp_path, batch_sampling_mode="random")
+    with pytest.raises(ConfigError, match="random"):
+        next(iter(random.one_pass()))
+    with pytest.raises(TypeError, match="random"):
+        len(random)
+    assert random, "a loader without a length is still something"
+    assert [one.data_report()["rows_left_out"] for one in (loader(tmp_path, 4), random)] == [2, 0]
 
 
-def test_the_config_may_name_the_dataset_and_device(tmp_path: Path) -> None:
-    write_set(tmp_path, items(4))
-    made = GPTEpisodeDataLoader({**BASE, "dataset_dir": str(tmp_path), "device": "meta"})
-    assert made.get_batch()[0].device.type == "meta"
-    assert GPTEpisodeDataLoader({**BASE, "device": "meta"}, None, tmp_path, device="cpu").get_batch()[0].is_cpu
-    with pytest.raises(ConfigError, match="dataset_dir"):
-        GPTEpisodeDataLoader(BASE)
+def test_a_split_smaller_than_a_step_raises_at_its_first_batch(tmp_path: Path) -> None:
+    write_set(tmp_path, items(9), items(2))
+    made = loader(tmp_path, epoch_drop_last=True)
+    assert len(made.get_batch()) == 3
+    with pytest.raises(ConfigError, match=r"val: 2 rows .* takes 3 .*epoch_drop_last"):
+        made.get_batch("val")
+    assert len(loader(tmp_path, epoch_drop_last=False).get_batch("val")) == 3
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_which_episodes_are_in_a_batch(tmp_path: Path, pack: bool, sampling: str) -> None:
+    train = items(11, low=3)
+    write_set(tmp_path, train)
+    made = loader(tmp_path, 2, 20, pack=pack, batch_sampling_mode=sampling, rank=1, world_size=2)
+    with pytest.raises(ConfigError, match="not called"):
+        made.last_episodes()
+    for number in range(7):
+        x = made.get_batch()[0]
+        held = made.last_episodes()
+        assert held == made.episodes_in_batch(number)
+        for row, episodes in zip(x.tolist(), held, strict=True):
+            laid = [token for episode in episodes for token in train[episode].ids][:20]
+            assert row[: len(laid)] == laid
+
+
+# ---- episodes longer than a row: nothing is cut without a word, and what is lost is counted
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_loaders_cut_as_the_format_says_and_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture, pack: bool) -> None:
+    sizes, trained = (3, 20, 9, 20), (2, 15, 9, 1)  # of the second 4 of 15 trained tokens fit, of the last none
+    train = [
+        Item([30 * i + t for t in range(n)], [0] * (n - k) + [1] * k)
+        for i, (n, k) in enumerate(zip(sizes, trained, strict=True))
+    ]
+    write_set(tmp_path, train)
+    report = loader(tmp_path, 2, pack=pack).data_report()
+    assert [r.levelno for r in caplog.records if "and are cut" in r.message] == [logging.WARNING]
+    assert "2 of 4 episodes are longer than a row of 9 tokens (the longest has 20) and are cut: 22 of" in caplog.text
+    assert (report["episodes_cut"], report["tokens_left_out"], report["trained_tokens_left_out"]) == (2, 22, 12)
+    assert "Give block_size=19 or more" in caplog.text
+    caplog.clear()
+    assert loader(tmp_path, 2, 19, pack=pack).data_report()["trained_tokens_left_out"] == 0
+    assert "lost" not in caplog.text
+    with pytest.raises(DataError, match=r"2 of 4 documents are longer than a row of 9 tokens.*longest has 20"):
+        to_hf_dataset(tmp_path, max_length=9, pack=pack)
+    assert len(to_hf_dataset(tmp_path, max_length=20)) == 4
+
+
+@pytest.mark.parametrize("shards", [0, 3])
+def test_counts_equal_the_slow_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    train = items(60, high=40)
+    write_set(tmp_path, train, shards=shards)
+    monkeypatch.setattr(episode_rows, "TOKENS_AT_A_TIME", 50)  # many groups
+    report = loader(tmp_path, episode_min_tokens=12).data_report()
+    long = [item for item in train if len(item.ids) >= 12]
+    assert report["trained_tokens_left_out"] == sum(weight > 0 for item in long for weight in item.weights[9:]) > 100
+    short = sum(len(item.ids) for item in train if len(item.ids) < 12)
+    assert report["tokens_left_out"] == sum(len(item.ids) - 9 for item in long) + short
+    report = loader(tmp_path, use_loss_mask=False).data_report()
+    assert report["trained_tokens_left_out"] == report["tokens_left_out"]
+
+
+def test_a_policy_decides_what_is_lost(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([5, 6, 7, 8], [1, 1, 1, 1], kinds=[26, 34, 34, 37])
+    assert loader(tmp_path, 2, 1, policy="assistant").data_report()["trained_tokens_left_out"] == 2
+
+
+# ---- broken datasets: one clear error each, at opening; `tests/store` has every fault of the files
+
+
+def cut_tokens(folder: Path) -> None:
+    path = folder / "tokens.bin"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def index_outside(folder: Path) -> None:
+    index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
+    index[1] = (40, 10**6)
+    index.tofile(folder / "episodes.idx")
+
+
+def no_index(folder: Path) -> None:
+    (folder / "episodes.idx").unlink()
+
+
+@pytest.mark.parametrize("part", ["train", "val", "train/shard_00001"])
+@pytest.mark.parametrize("damage", [cut_tokens, index_outside, no_index])
+def test_faults_at_opening(tmp_path: Path, damage: Callable[[Path], None], part: str) -> None:
+    write_set(tmp_path, items(60, low=10), items(12), shards=3 * ("shard" in part))
+    damage(tmp_path / part)
+    with pytest.raises(FormatError, match=f"{tmp_path / part}.*(tokens.bin has 10 tokens|record 1 is|episodes.idx)"):
+        loader(tmp_path)
+
+
+def test_a_missing_shard_is_seen_without_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "other/tain").mkdir(parents=True)
+    with pytest.raises(FormatError, match="holds tain"):
+        loader(tmp_path / "other")
+    write_set(tmp_path, items(20), shards=4)
+    shutil.rmtree(tmp_path / "train/shard_00001")
+    for make in (GPTEpisodeDataLoader, GPTDataLoader):
+        with pytest.raises(FormatError, match="shard_00001 is missing, but shard_00003 is there"):
+            make({**BASE, "pad_token_id": PAD}, None, tmp_path)
+    shutil.rmtree(tmp_path / "train/shard_00000")
+    with pytest.raises(FormatError, match="shard_00000 is missing and 1 more"):
+        loader(tmp_path)
+
+
+def test_data_that_batches_of_tokens_cannot_hold() -> None:
+    for sides, pictures, words in ((True, False, "people compared"), (False, True, "holds pictures")):
+        dataset: Any = SimpleNamespace(folder="set/train", has_sides=sides, has_pictures=pictures)
+        with pytest.raises(ConfigError, match=words):
+            _refuse_unfit(dataset)
