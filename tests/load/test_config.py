@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +14,6 @@ from chatmill.errors import ConfigError, TokenizerError
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.config import TrainingConfig, as_training_config, load_training_config
 
-FULL = """<config>
-  <model><batch_siz>ignored, not under training</batch_siz></model>
-  <training>
-    <batch_size>8</batch_size> <block_size>1024</block_size>
-    <dataset_mode>sft_episode</dataset_mode>
-    <batch_sampling_mode>random</batch_sampling_mode>
-    <epoch_shuffle>false</epoch_shuffle> <epoch_drop_last>False</epoch_drop_last> <epoch_seed>7</epoch_seed>
-    <use_loss_mask>true</use_loss_mask>
-    <pad_token_id>50256</pad_token_id>
-    <episode_min_tokens>4</episode_min_tokens>
-  </training>
-</config>
-"""
 VALUES = {
     "batch_size": 8,
     "block_size": 1024,
@@ -38,46 +26,41 @@ VALUES = {
     "pad_token_id": 50256,
     "episode_min_tokens": 4,
 }
+NEEDED = "<batch_size>2</batch_size><block_size>4</block_size>"
 
 
-def xml(tmp_path: Path, inner: str, name: str = "config.xml") -> Path:
-    path = tmp_path / name
+def xml(tmp_path: Path, inner: str) -> Path:
+    path = tmp_path / "config.xml"
     path.write_text(f"<config>\n<training>\n{inner}\n</training>\n</config>\n")
     return path
 
 
-NEEDED = "<batch_size>2</batch_size><block_size>4</block_size>"
-
-
-def test_every_option_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "config.xml"
-    path.write_text(FULL)
+def test_xml_yaml_and_keywords_give_the_same_config(tmp_path: Path) -> None:
+    texts = {name: str(value).lower() for name, value in VALUES.items()} | {"epoch_drop_last": "False"}
+    elements = "\n".join(f"<{name}> {text}</{name}>" for name, text in texts.items())
+    path = xml(tmp_path, elements)
+    path.write_text(path.read_text().replace("<config>", "<config><model><batch_siz>no option</batch_siz></model>"))
     config = load_training_config(path)
     assert {name: getattr(config, name) for name in VALUES} == VALUES
-
-
-def test_yaml_and_keywords_give_the_same_config(tmp_path: Path) -> None:
-    path = tmp_path / "config.xml"
-    path.write_text(FULL)
-    lines = [f"  {name}: {str(value).lower()}" for name, value in VALUES.items()]
-    (tmp_path / "nested.yaml").write_text("\n".join(["config:", " training:", *lines]))
-    (tmp_path / "section.yml").write_text("\n".join(["model: {x: 1}", "training:", *lines]))
-    (tmp_path / "flat.yaml").write_text("\n".join(line.strip() for line in lines))
-    wanted = load_training_config(path)
-    for other in ("nested.yaml", "section.yml", "flat.yaml"):
-        assert load_training_config(tmp_path / other) == wanted
-    assert load_training_config(**VALUES) == wanted
-    assert TrainingConfig(**VALUES) == wanted
-    assert as_training_config(VALUES) == wanted
-    assert as_training_config(SimpleNamespace(**VALUES, unrelated=1)) == wanted
+    lines = [f"  {name}: {text}" for name, text in texts.items()]
+    for name, text in (
+        ("nested.yaml", "\n".join(["config:", " training:", *lines])),
+        ("section.yml", "\n".join(["model: {x: 1}", "training:", *lines])),
+        ("flat.yaml", "\n".join(line.strip() for line in lines)),
+    ):
+        (tmp_path / name).write_text(text)
+        assert load_training_config(tmp_path / name) == config
+    assert load_training_config(**VALUES) == config
+    assert TrainingConfig(**VALUES) == config
+    assert as_training_config(VALUES) == config
+    assert as_training_config(SimpleNamespace(**VALUES, unrelated=1)) == config
 
 
 def test_training_may_be_the_root_and_defaults_are_those_of_the_page(tmp_path: Path) -> None:
     path = tmp_path / "c.xml"
     path.write_text(f"<training>{NEEDED}</training>")
     config = load_training_config(path)
-    assert config.dataset_mode == "token_stream"
-    assert config.batch_sampling_mode == "random"
+    assert (config.dataset_mode, config.batch_sampling_mode) == ("token_stream", "random")
     assert (config.epoch_shuffle, config.epoch_drop_last, config.use_loss_mask) == (True, True, False)
     assert (config.epoch_seed, config.episode_min_tokens, config.pad_token_id) == (1337, 2, None)
     episodes = load_training_config(path, dataset_mode="sft_episode")
@@ -90,11 +73,7 @@ def test_training_may_be_the_root_and_defaults_are_those_of_the_page(tmp_path: P
     ("inner", "says"),
     [
         ("<batch_size>2</batch_size>", [":2:", "<block_size>", "required"]),
-        ("<block_size>2</block_size>", ["<batch_size>", "required"]),
-        (
-            "<batch_size>2</batch_size>\n<block_size>x</block_size>",
-            [":4:", "<block_size>", "'x'", "whole number"],
-        ),
+        ("<batch_size>2</batch_size>\n<block_size>x</block_size>", [":4:", "<block_size>", "'x'", "whole number"]),
         ("<batch_size>2.5</batch_size><block_size>4</block_size>", [":3:", "<batch_size>", "whole number"]),
         ("<batch_size>0</batch_size><block_size>4</block_size>", ["<batch_size>", "0", "at least 1"]),
         (NEEDED + "\n<dataset_mode>sft</dataset_mode>", [":4:", "<dataset_mode>", "'token_stream' or 'sft_episode'"]),
@@ -107,7 +86,9 @@ def test_training_may_be_the_root_and_defaults_are_those_of_the_page(tmp_path: P
         (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "a second", ":3)"]),
         (NEEDED + "\n<bach_size>3</bach_size>", [":4:", "<bach_size>", "did you mean <batch_size>"]),
         (NEEDED + "\n<Epoch-Seed>3</Epoch-Seed>", [":4:", "did you mean <epoch_seed>"]),
-        (NEEDED + "\n<use_lossmask>true</use_lossmask>", ["did you mean <use_loss_mask>"]),
+        (NEEDED + "<use_lossmask>true</use_lossmask>", ["did you mean <use_loss_mask>"]),
+        (NEEDED + "<pad_tokenid>8</pad_tokenid>", ["did you mean <pad_token_id>"]),
+        (NEEDED + "<epochseed>8</epochseed>", ["did you mean <epoch_seed>"]),
     ],
 )
 def test_mistakes_name_line_element_and_what_is_allowed(tmp_path: Path, inner: str, says: list[str]) -> None:
@@ -127,6 +108,10 @@ def test_other_unknown_elements_are_kept_and_named_in_one_warning(tmp_path: Path
     assert config.learning_rate == "1e-4"
     with pytest.raises(AttributeError, match="no_such"):
         _ = config.no_such
+    # What training sections really hold is no misspelling.
+    names = ["devices", "pad_token", "patch_size", "eval", "epoch", "dataset_model_name", "eos_token_id"]
+    with pytest.warns(UserWarning, match=f"kept as they are: {', '.join(names)}"):
+        load_training_config(xml(tmp_path, NEEDED + "".join(f"<{name}>8</{name}>" for name in names)))
 
 
 BOMB = """<!DOCTYPE bomb [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">
@@ -162,47 +147,24 @@ def test_unsafe_or_broken_files_are_one_clear_error(tmp_path: Path, name: str, t
     assert name in str(caught.value)
 
 
-def test_what_training_sections_really_hold_is_no_misspelling(tmp_path: Path) -> None:
-    for name in (
-        "devices",
-        "pad_token",
-        "patch_size",
-        "eval",
-        "epoch",
-        "dataset_model_name",
-        "eos_token_id",
-    ):
-        with pytest.warns(UserWarning, match=f"kept as they are: {name}"):
-            config = load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
-        assert config.extra == {name: "8"}
-    for name, meant in (("bath_size", "batch_size"), ("pad_tokenid", "pad_token_id"), ("epochseed", "epoch_seed")):
-        with pytest.raises(ConfigError, match=f"did you mean <{meant}>"):
-            load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
-
-
-class _SentencePiece:
-    def __init__(self, eos: object) -> None:
-        self.eos = eos
-
-    def eos_id(self) -> object:
-        return self.eos
-
-    def pad_id(self) -> int:
-        return -1
-
-
-def test_ids_of_sentencepiece_are_methods_and_minus_one_is_none() -> None:
-    assert special_id(_SentencePiece(2), "eos") == 2
-    assert special_id(_SentencePiece(-1), "eos") is None
-    assert special_id(_SentencePiece(2), "pad") is None
-    assert special_id(SimpleNamespace(eos_id=-1), "eos") is None
-    assert special_id(SimpleNamespace(eos_token_id=np.int64(7)), "eos") == 7
-    with pytest.raises(TokenizerError, match=r"gives \[1, 2\] as eos_token_id"):
-        special_id(SimpleNamespace(eos_token_id=[1, 2]), "eos")
-    assert DataCollatorForCausalLM(_SentencePiece(5)).pad_id == 5
-
-
 @pytest.mark.parametrize("value", [float("inf"), 1.5, True, "x"])
 def test_what_is_no_whole_number_is_one_clear_error(value: object) -> None:
     with pytest.raises(ConfigError, match=r"<batch_size>: should be a whole number"):
         load_training_config(batch_size=value, block_size=8)
+
+
+def test_special_ids_are_numbers_or_methods_and_minus_one_is_none() -> None:
+    def sentencepiece(eos: int) -> Any:
+        return SimpleNamespace(eos_id=lambda: eos, pad_id=lambda: -1)
+
+    for tokenizer, eos in (
+        (sentencepiece(2), 2),
+        (sentencepiece(-1), None),
+        (SimpleNamespace(eos_id=-1), None),
+        (SimpleNamespace(eos_token_id=np.int64(7)), 7),
+    ):
+        assert special_id(tokenizer, "eos") == eos
+    assert special_id(sentencepiece(2), "pad") is None
+    with pytest.raises(TokenizerError, match=r"gives \[1, 2\] as eos_token_id"):
+        special_id(SimpleNamespace(eos_token_id=[1, 2]), "eos")
+    assert DataCollatorForCausalLM(sentencepiece(5)).pad_id == 5
