@@ -13,7 +13,7 @@ from chatmill.load.collate import (
 EOS = 2
 
 
-class PadIsEos:
+class Special:
     """As many base tokenizers: one id ends documents and pads rows."""
 
     eos_token_id = pad_token_id = EOS
@@ -26,7 +26,7 @@ PACKED = [
 
 
 def collate(features: list[dict[str, Any]], tokenizer: Any = None, **options: Any) -> Any:
-    return DataCollatorForCausalLM(tokenizer or PadIsEos(), **options)(features)
+    return DataCollatorForCausalLM(tokenizer or Special(), **options)(features)
 
 
 def lists(batch: dict[str, Any]) -> dict[str, Any]:

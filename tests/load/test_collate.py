@@ -17,7 +17,7 @@ from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.row_columns import trainer_columns
 from chatmill.load.teacher import TEACHER_COLUMNS
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts
+from tests.load.packed_features import EOS, PACKED, Special, collate, feature_lists, lists, without_starts
 
 
 class NoSpecials:
@@ -144,7 +144,7 @@ def test_starts_on_some_features_only_are_an_error(packed: bool | None) -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "pad"),
-    [(PadIsEos(), EOS), (byte_tokenizer(), 258), (byte_tokenizer(["<|eos|>"]), 256), (NoSpecials(), 0)],
+    [(Special(), EOS), (byte_tokenizer(), 258), (byte_tokenizer(["<|eos|>"]), 256), (NoSpecials(), 0)],
 )
 def test_the_pad_id_is_pad_else_eos_else_zero(tokenizer: Any, pad: int) -> None:
     batch = collate([{"input_ids": [5, 6]}, {"input_ids": [7]}], tokenizer)
@@ -169,12 +169,12 @@ def test_padding_to_max_length_and_to_a_multiple() -> None:
 
 
 def test_the_limit_of_the_tokenizer_stands_in_for_max_length() -> None:
-    class Limited(PadIsEos):
+    class Limited(Special):
         model_max_length = 4
 
     assert collate(PACKED, Limited(), truncation=True, padding="max_length")["input_ids"].shape == (2, 4)
     with pytest.raises(ValueError, match="need max_length"):
-        DataCollatorForCausalLM(PadIsEos(), truncation=True)
+        DataCollatorForCausalLM(Special(), truncation=True)
 
 
 def test_own_labels_and_loss_masks_are_respected() -> None:
@@ -229,7 +229,7 @@ def test_wrong_options_and_features_are_refused() -> None:
         ({"return_flattened": True, "packed_sequences": False}, "nothing would say where they meet"),
     ]:
         with pytest.raises(ValueError, match=message):
-            DataCollatorForCausalLM(PadIsEos(), **options)
+            DataCollatorForCausalLM(Special(), **options)
     with pytest.raises(ValueError, match="empty list"):
         collate([])
     with pytest.raises(ValueError, match="carry no 'input_ids'; they have: ids"):
@@ -270,7 +270,7 @@ def test_empty_rows_are_all_padding() -> None:
 
 
 def test_falling_back_to_eos_warns_once_and_counts_documents() -> None:
-    collator = DataCollatorForCausalLM(PadIsEos(), packed_sequences=True)
+    collator = DataCollatorForCausalLM(Special(), packed_sequences=True)
     rows = [{"input_ids": [5, EOS, 6, 7, EOS, 8]}, {"input_ids": [5, 6]}]
     with pytest.warns(UserWarning, match="4 documents in 2 rows.*cut at every message"):
         collator(rows)

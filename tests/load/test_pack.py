@@ -1,33 +1,34 @@
-"""Packed rows: every document once, whole, with its boundaries, the same on every rank."""
+"""Packed rows: every document once, whole, with its boundaries, the same on every rank; log-probabilities in them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.errors import ConfigError
+from chatmill.compiler.run import run_build
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM, get_pos_ids_for_packed_sequence
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_batch import PackedBatch
+from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
-from tests.load.sets import PAD, Item, items, state_rows, write_set
-
-BASE = {"batch_size": 2, "block_size": 15, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
-
-
-def make(directory: Path, **options: object) -> GPTEpisodeDataLoader:
-    names = {"rank", "world_size", "packing_strategy"}
-    own = {k: v for k, v in options.items() if k in names}
-    config = {**BASE, **{k: v for k, v in options.items() if k not in names}}
-    return GPTEpisodeDataLoader(config, None, directory, pack=True, **own)
+from tests.compiler.builds import write_jsonl
+from tests.load.packed_features import Special
+from tests.load.sets import PAD, Item, items, loader, state_rows, write_set
 
 
-def check_rows(packed: PackedBatch, episodes: dict[int, Item], width: int, *, masks: bool = True) -> list[int]:
+def make(directory: Path, batch_size: int = 2, **options: Any) -> GPTEpisodeDataLoader:
+    return loader(directory, batch_size, 15, pack=True, **options)
+
+
+def check_rows(packed: PackedBatch, episodes: dict[int, Item], width: int, *, masks: bool) -> list[int]:
     """Walk every row document by document; returns the first ids of the documents found."""
     x, y, mask, starts = packed
     found = []
@@ -35,63 +36,41 @@ def check_rows(packed: PackedBatch, episodes: dict[int, Item], width: int, *, ma
         begins = [s for s in starts[r].tolist() if s >= 0]
         assert begins == sorted(set(begins))
         assert begins[0] == 0
-        ids, weights = [], []
-        for s in begins:
-            if packed.tokens[r] == 0:
-                break
+        ids: list[int] = []
+        weights: list[float] = []
+        for s in begins if packed.tokens[r] else ():
             item = episodes[int(x[r, s])]
             found.append(item.ids[0])
-            kept = item.ids[:width]
             assert len(ids) == s
-            ids += kept
-            own = item.weights[: len(kept)] if masks else [1.0] * len(kept)
+            ids += item.ids[:width]
+            own = item.weights[: len(ids) - s] if masks else [1.0] * (len(ids) - s)
             weights += [0.0, *own[1:]]
         assert len(ids) <= width
         ids += [PAD] * (width - len(ids))
         weights += [0.0] * (width - len(weights))
-        assert x[r].tolist() == ids[:-1]
-        assert y[r].tolist() == ids[1:]
-        assert mask[r].tolist() == weights[1:]
+        assert (x[r].tolist(), y[r].tolist(), mask[r].tolist()) == (ids[:-1], ids[1:], weights[1:])
     return found
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    count=st.integers(1, 40),
-    high=st.integers(2, 30),
-    world=st.integers(1, 3),
-    shuffle=st.booleans(),
-    masks=st.booleans(),
-    strategy=st.sampled_from(["best_fit", "first_fit", "greedy"]),
-    seed=st.integers(0, 1000),
+OPTIONS = st.fixed_dictionaries(
+    {"epoch_shuffle": st.booleans(), "use_loss_mask": st.booleans(), "packing_strategy": st.sampled_from(Strategy)}
 )
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 40), st.integers(2, 30), st.integers(1, 3), st.integers(0, 1000), OPTIONS)
 def test_every_episode_once_per_epoch_over_all_ranks(
-    tmp_path_factory: pytest.TempPathFactory,
-    count: int,
-    high: int,
-    world: int,
-    shuffle: bool,
-    masks: bool,
-    strategy: str,
-    seed: int,
+    tmp_path_factory: pytest.TempPathFactory, count: int, high: int, world: int, seed: int, options: dict[str, Any]
 ) -> None:
-    directory = tmp_path_factory.mktemp("set")
     train = items(count, seed=seed, high=high)
-    write_set(directory, train, shards=min(2, count))
-    options = {"epoch_drop_last": False, "epoch_shuffle": shuffle, "use_loss_mask": masks, "packing_strategy": strategy}
-    ranks = [make(directory, rank=r, world_size=world, **options) for r in range(world)]
+    directory = write_set(tmp_path_factory.mktemp("set"), train, shards=min(2, count))
+    ranks = [make(directory, rank=r, world_size=world, epoch_drop_last=False, **options) for r in range(world)]
     by_first = {item.ids[0]: item for item in train}
     for epoch in range(2):
-        found = []
-        widths = set()
-        for _ in range(ranks[0].steps_per_epoch(epoch=epoch)):
-            for one in ranks:
-                got = one.get_batch()
-                assert isinstance(got, PackedBatch)
-                widths.add(tuple(t.shape for t in got))
-                found += check_rows(got, by_first, 16, masks=masks)
-        assert sorted(found) == [item.ids[0] for item in train]
-        assert len(widths) == 1
+        batches = [one.get_batch() for _ in range(ranks[0].steps_per_epoch(epoch=epoch)) for one in ranks]
+        found = [check_rows(got, by_first, 16, masks=options["use_loss_mask"]) for got in batches]
+        assert sorted(v for part in found for v in part) == [item.ids[0] for item in train]
+        assert len({tuple(t.shape for t in got) for got in batches}) == 1
 
 
 def test_epochs_are_planned_anew_and_the_same_everywhere(tmp_path: Path) -> None:
@@ -108,7 +87,7 @@ def test_epochs_are_planned_anew_and_the_same_everywhere(tmp_path: Path) -> None
 def test_rows_are_shuffled_and_well_filled(tmp_path: Path) -> None:
     write_set(tmp_path, items(200, high=14))
     made = make(tmp_path)
-    batches = [made.get_batch() for _ in range(made.steps_per_epoch())]
+    batches: list[Any] = [made.get_batch() for _ in range(made.steps_per_epoch())]
     tokens = np.concatenate([b.tokens for b in batches])
     documents = np.concatenate([(b[3] >= 0).sum(1).numpy() for b in batches])
     assert tokens.mean() / 15 > 0.97
@@ -116,17 +95,13 @@ def test_rows_are_shuffled_and_well_filled(tmp_path: Path) -> None:
 
 
 def test_boundaries_equal_those_of_the_packing_collator(tmp_path: Path) -> None:
-    train = items(61, high=9)
-    write_set(tmp_path, train)
-    made = make(tmp_path, epoch_drop_last=False, batch_size=4)
-    collator = DataCollatorForCausalLM(
-        _Tokenizer(), return_cu_seqlens=True, return_seq_idx=True, return_document_mask=True,
-        padding="max_length", max_length=15, cu_seqlens_size=70,
-    )  # fmt: skip
+    write_set(tmp_path, items(61, high=9))
+    made = make(tmp_path, 4, epoch_drop_last=False, pad_token_id=Special.pad_token_id)
+    forms = {"return_cu_seqlens": True, "return_seq_idx": True, "return_document_mask": True, "cu_seqlens_size": 70}
+    collator = DataCollatorForCausalLM(Special(), padding="max_length", max_length=15, **forms)
     compared = 0
     for _ in range(made.steps_per_epoch()):
-        got = made.get_batch()
-        assert isinstance(got, PackedBatch)
+        got: Any = made.get_batch()
         if (got.tokens == 0).any():
             continue
         features = [
@@ -144,68 +119,114 @@ def test_boundaries_equal_those_of_the_packing_collator(tmp_path: Path) -> None:
     assert compared >= 2
 
 
-class _Tokenizer:
-    eos_token_id = PAD
-    pad_token_id = PAD
-
-
 def test_rows_of_padding_have_no_document_but_can_be_positioned(tmp_path: Path) -> None:
     write_set(tmp_path, items(3, low=12, high=14))
-    made = make(tmp_path, epoch_drop_last=False, batch_size=5)
-    got = made.get_batch()
-    assert isinstance(got, PackedBatch)
+    got: Any = make(tmp_path, 5, epoch_drop_last=False).get_batch()
     assert got.tokens.tolist()[3:] == [0, 0]
     assert got.document_starts[:, 0].tolist() == [0] * 5
     assert float(got.mask[3:].sum()) == 0
     assert got.position_ids[4].tolist() == list(range(15))
-    positions = get_pos_ids_for_packed_sequence(got.x, document_starts=got.document_starts)
-    assert positions.shape == (5, 15)
+    assert get_pos_ids_for_packed_sequence(got.x, document_starts=got.document_starts).shape == (5, 15)
 
 
 def test_a_document_of_one_token_in_the_last_place_does_not_begin_in_x(tmp_path: Path) -> None:
-    train = [Item(ids=list(range(1000, 1015)), weights=[1] * 15), Item(ids=[2000], weights=[1])]
-    write_set(tmp_path, train)
-    got = make(tmp_path, episode_min_tokens=1, batch_size=1, epoch_shuffle=False).get_batch()
-    assert got[0].tolist() == [list(range(1000, 1015))]
-    assert int(got[1][0, -1]) == 2000
-    assert float(got[2][0, -1]) == 0
-    assert [s for s in got[3][0].tolist() if s >= 0] == [0]
+    write_set(tmp_path, [Item(ids=list(range(1000, 1015)), weights=[1] * 15), Item(ids=[2000], weights=[1])])
+    x, y, mask, starts = make(tmp_path, 1, episode_min_tokens=1, epoch_shuffle=False).get_batch()
+    assert x.tolist() == [list(range(1000, 1015))]
+    assert (int(y[0, -1]), float(mask[0, -1])) == (2000, 0)
+    assert [s for s in starts[0].tolist() if s >= 0] == [0]
 
 
 # ---- rows that a build states
 
 
-def rows_of(loader: GPTEpisodeDataLoader) -> list[list[int]]:
+def rows_of(made: GPTEpisodeDataLoader) -> list[list[int]]:
     """Rows of an epoch without padding, by the tokens that `x` holds."""
-    batches = [loader.get_batch() for _ in range(loader.steps_per_epoch())]
-    return [
-        row[:n].tolist()
-        for batch in batches
-        for row, n in zip(batch.x, batch.tokens.tolist(), strict=True)  # type: ignore[union-attr]
-        if n
-    ]
+    batches: list[Any] = [made.get_batch() for _ in range(made.steps_per_epoch())]
+    rows = [(row, n) for batch in batches for row, n in zip(batch.x, batch.tokens.tolist(), strict=True)]
+    return [row[:n].tolist() for row, n in rows if n]
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "greedy"])
-def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strategy: Strategy) -> None:
     train = items(70, high=16)
     write_set(tmp_path, train, shards=3)
     state_rows(tmp_path / "train", 16, strategy)
     plan = EpisodeDataset(tmp_path).plan
     assert plan is not None
     wanted = [[i for n in plan.bin(row).tolist() for i in train[n].ids] for row in range(len(plan))]
-    made = rows_of(make(tmp_path, epoch_shuffle=False, epoch_drop_last=False))
-    assert made == [row[:15] for row in wanted], "x lacks the last of a full row"
-    assert made == rows_of(make(tmp_path, packing_strategy=strategy, epoch_shuffle=False, epoch_drop_last=False))
+    for options in ({}, {"packing_strategy": strategy}):
+        made = rows_of(make(tmp_path, epoch_shuffle=False, epoch_drop_last=False, **options))
+        assert made == [row[:15] for row in wanted], "x lacks the last of a full row"
 
 
 def test_a_state_knows_its_strategy(tmp_path: Path) -> None:
     write_set(tmp_path, items(30, high=9))
     state_rows(tmp_path / "train", 16)
-    made = make(tmp_path)
-    made.get_batch()
-    state = made.state_dict()
+    state = make(tmp_path).state_dict()
     state_rows(tmp_path / "train", 16, "greedy")
     with pytest.raises(ConfigError, match="the state was taken with packing_strategy = 'best_fit'"):
         make(tmp_path).load_state_dict(state)
     make(tmp_path, packing_strategy="best_fit").load_state_dict(state)
+
+
+# ---- log-probabilities of sampled tokens reach batches next to the targets
+
+BLOCK = 23
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Calls of different lengths, some longer than a row, some without log-probabilities."""
+    folder, generator = tmp_path_factory.mktemp("logprobs"), np.random.default_rng(5)
+    records = []
+    for number in range(40):
+        sizes = generator.integers(1, 18, 2).tolist()
+        prompt, own = (generator.integers(0, 256, size).tolist() for size in sizes)
+        logprobs = (-generator.random(sizes[1])).tolist() if number % 3 else None
+        records.append({"id": str(number), "prompt_token_ids": prompt, "token_ids": own, "logprobs": logprobs})
+    path = write_jsonl(folder / "calls.jsonl", records)
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    for name, stored in (("with", True), ("without", False)):
+        run_build({**recipe, "logprobs": stored}, folder / name, workers=0)
+    return folder
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_batches_have_them_aligned_with_the_targets(built: Path, pack: bool) -> None:
+    options = {"pad_token_id": 0, "epoch_drop_last": False, "pack": pack, "logprobs": True}
+    made = loader(built / "with", 3, BLOCK, **options)
+    episodes, known = EpisodeDataset(built / "with"), 0
+    for _ in range(made.steps_per_epoch()):
+        batch = made.get_batch()
+        given = batch.logprobs if isinstance(batch, PackedBatch) else batch[3]
+        assert given is not None
+        wanted = np.zeros((3, BLOCK + 1), dtype=np.float32)
+        for row, numbers in enumerate(made.last_episodes()):
+            found = np.concatenate([episodes[number].logprobs for number in numbers])[: BLOCK + 1]
+            wanted[row, : len(found)] = found
+        np.testing.assert_array_equal(given.numpy(), wanted[:, 1:])
+        known += np.count_nonzero(np.isfinite(wanted) & (wanted != 0))
+    assert known > 100
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize("most", [None, 11])
+def test_the_collator_has_them_beside_the_labels(built: Path, flattened: bool, most: int | None) -> None:
+    rows = list(to_hf_dataset(built / "with"))[:5]
+    options: dict[str, Any] = {} if most is None else {"max_length": most, "truncation": True}
+    collate = DataCollatorForCausalLM(Special(), return_flattened=flattened, **options)
+    batch = collate(rows)
+    cut = [np.array(row["logprobs"], dtype=np.float32)[:most] for row in rows]
+    wanted = np.zeros(batch["labels"].shape, dtype=np.float32)
+    for row, line in enumerate([np.concatenate(cut)] if flattened else cut):
+        wanted[row, : len(line)] = line
+    np.testing.assert_array_equal(batch["logprobs"].numpy(), wanted)
+    with pytest.raises(DataError, match="logprobs of row 0"):
+        collate([{**rows[0], "logprobs": [0.0]}])
+
+
+def test_what_is_not_stored_is_not_given(built: Path) -> None:
+    assert "logprobs" not in to_hf_dataset(built / "without").column_names
+    with pytest.raises(ConfigError, match="build with logprobs: true"):
+        loader(built / "without", logprobs=True)
