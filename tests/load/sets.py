@@ -20,6 +20,12 @@ from chatmill.store.episodes import EpisodeDataset
 PAD = 50_256
 
 
+class Special:
+    """As many base tokenizers: one id ends documents and pads rows."""
+
+    eos_token_id = pad_token_id = 2
+
+
 @dataclass(frozen=True)
 class Item:
     """One episode: ids and token-aligned weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from chatmill.errors import ConfigError
 from chatmill.load import hybrid_trial
 from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hybrid_trial import find_needs
+from chatmill.load.hybrid_trial import STARTS, TOKENS, _isolates, find_needs
 from chatmill.load.model_needs import needs_of
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
@@ -191,8 +192,6 @@ def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: py
 
 
 def test_an_unknown_hybrid_that_cannot_be_tried_is_refused() -> None:
-    from types import SimpleNamespace
-
     config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["retention"], model_type="retnet9")
     with pytest.raises(ConfigError, match=r"retnet9 has layers .* cannot be tried .* packed_sequences=False"):
         DataCollatorForCausalLM(Special(), model=config)
@@ -212,3 +211,16 @@ def test_reference_kernels_give_what_transformers_gives_without_kernels(kind: st
             wanted = plain.train(training)(input_ids=ids, use_cache=False).logits
             made = reference.train(training)(input_ids=ids, use_cache=False).logits
         assert torch.allclose(made, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
+
+
+def test_a_trial_notices_documents_that_differ_from_themselves_alone() -> None:
+    """The logits tell the length of the row and nothing else: no document moves another, and none is as alone."""
+
+    class Fake:
+        dtype = torch.float32
+
+        def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            return SimpleNamespace(logits=torch.full((1, input_ids.shape[1], 3), float(input_ids.shape[1])))
+
+    ids, other = torch.zeros(1, TOKENS, dtype=torch.int64), torch.ones(1, STARTS[1], dtype=torch.int64)
+    assert not _isolates(Fake(), ids, other, Needs.of_recurrent(frozenset()))

@@ -20,8 +20,7 @@ from chatmill.load.packed_batch import PackedBatch
 from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import write_jsonl
-from tests.load.packed_features import Special
-from tests.load.sets import PAD, Item, items, loader, state_rows, write_set
+from tests.load.sets import PAD, Item, Special, items, loader, state_rows, write_set
 
 
 def make(directory: Path, batch_size: int = 2, **options: Any) -> GPTEpisodeDataLoader:

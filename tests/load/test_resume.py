@@ -24,7 +24,7 @@ from chatmill.errors import ConfigError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch
-from chatmill.load.placement import rank_and_world
+from chatmill.load.placement import named_device, rank_and_world
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.store.episodes import EpisodeDataset
 from tests.forked import for_shells, run_forked
@@ -400,3 +400,11 @@ def test_rank_and_world_come_from_the_arguments_else_the_environment(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
         rank_and_world()
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert named_device("cuda").type == named_device("cuda:0").type == "cuda"
+    with pytest.raises(ConfigError, match="there are 1 GPUs, counted from 0"):
+        named_device("cuda:1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.load.stream_blocks import StreamBlockLoader
+from chatmill.load.row_buffer import RowBuffer
+from chatmill.load.stream_blocks import StreamBlockLoader, StreamBlocks
 from chatmill.pack.stream import PackedStream, pack_post_training_stream, post_training_loss_mask
 from chatmill.train.losses import token_losses
 from chatmill.train.options import TrainOptions
@@ -127,3 +129,19 @@ def test_the_report_counts_what_is_lost() -> None:
     report: dict[str, Any] = StreamBlockLoader(packed, batch_size=1, eos_id=0).data_report()
     assert (report["assistant_tokens"], report["trained_tokens"]) == (3 + 4 + 22, 4)
     assert report["lost_at_edges"] == pytest.approx(25 / 29)
+
+
+def test_a_stream_has_one_split_and_no_target_at_the_start_of_a_document() -> None:
+    with pytest.raises(ConfigError, match=r"no split 'val' \(there is: train\)$"):
+        StreamBlockLoader(stream([SHORT]), batch_size=1, eos_id=0).get_batch("val")
+    block: Any = SimpleNamespace(
+        input_ids=np.array([[5, 0, 6, 7]]),
+        loss_mask=np.ones((1, 4), np.uint8),
+        injected=np.array([0]),
+        tokens=np.array([4]),
+    )
+    buffer = RowBuffer(1, 3, pad_id=0, weights=np.dtype(np.uint8), pin=False)
+    buffer.clear()
+    StreamBlocks(block, np.array([0]), 0, isolate=True).lay(buffer, 0, np.array([0]), np.array([0]))
+    assert buffer.weights is not None
+    assert buffer.weights.tolist() == [[0, 1, 0, 1]]
