@@ -33,7 +33,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.render.sampled import NOTES
-from chatmill.store.episodes import Episode, EpisodeDataset
+from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, proved, write_jsonl
 from tests.compiler.scanned import both_ways
 from tests.compiler.tree_rows import apart, thinking_chats
@@ -65,8 +65,7 @@ def answers(record: dict[str, Any]) -> dict[int, list[int]]:
     conversation = conversation_of(record, find_shape("openai"))
     tokens = render([conversation], template()).tokens
     found: dict[int, list[int]] = {}
-    for number in range(len(tokens)):
-        one = tokens.conversation(number)
+    for one in map(tokens.conversation, range(len(tokens))):
         row = PlainRow(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
         for k in range(len(conversation.messages)):
             place = row.answer_of(k)
@@ -120,48 +119,45 @@ def trained_parts(built: Path) -> Counter[tuple[str, tuple[int, ...]]]:
 )
 def test_sampled_answers_are_trained_as_they_are_and_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     records = sampled_chats(8)
-    ledger = proved(recipe_of(write_jsonl(tmp_path / "chats.jsonl", records), **changes), tmp_path / "built")
-    wanted = [m for record in records for m in record["messages"] if "token_ids" in m]
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    ledger = proved(recipe_of(path, **changes), tmp_path / "built")
+    wanted = [(record["id"], m["token_ids"]) for record in records for m in record["messages"] if "token_ids" in m]
+    otherwise = ledger.total_notes("sampled_otherwise")
     assert ledger.total_notes("sampled_messages") == len(wanted) > 8
-    assert ledger.total_notes("sampled_otherwise") > 2
+    assert otherwise > 2
     if changes.get("expand") in (None, "tree") and "packing" not in changes:
         parts = trained_parts(tmp_path / "built")
-        for record in records:
-            for message in record["messages"]:
-                if "token_ids" in message:
-                    assert parts[record["id"], tuple(message["token_ids"])], message
+        assert all(parts[name, tuple(ids)] for name, ids in wanted)
+        lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True), None)
+        assert lines[0].startswith(f"{otherwise:,} of {len(wanted):,} sampled answers have other tokens")
+        assert len(lines) - 1 == min(otherwise, 5)
 
 
 def test_logprobs_are_stored_beside_their_tokens_and_exported(tmp_path: Path) -> None:
     records = sampled_chats(12)
-    for message in (message for record in records for message in record["messages"]):
+    messages = [message for record in records for message in record["messages"]]
+    for message in messages:
         message.pop("weight", None)
     path = write_jsonl(tmp_path / "chats.jsonl", records)
     left = Ledger.from_json(run_build(recipe_of(path), tmp_path / "without", workers=0).manifest["ledger"])
     having = [r["id"] for r in records if any("logprobs" in m for m in r["messages"])]
     assert left.total_notes("records_whose_logprobs_are_not_stored") == len(having) > 3
     run_build(recipe_of(path, logprobs=True), tmp_path / "built", workers=0)
-    stored: dict[tuple[int, float], int] = Counter()
+    stored: Counter[tuple[int, float]] = Counter()
     for episode in EpisodeDataset(tmp_path / "built"):
         assert episode.logprobs is not None
         there = ~np.isnan(episode.logprobs) & (np.asarray(episode.weights) > 0)
         stored.update(zip(episode.ids[there].tolist(), episode.logprobs[there].tolist(), strict=True))
-    given = Counter(
-        (number, float(np.float32(logprob)))
-        for record in records
-        for m in record["messages"]
-        if "logprobs" in m
-        for number, logprob in zip(m["token_ids"], m["logprobs"], strict=True)
-        if logprob is not None
-    )
-    assert stored == given
+    having = [m for m in messages if "logprobs" in m]
+    given = [pair for m in having for pair in zip(m["token_ids"], m["logprobs"], strict=True) if pair[1] is not None]
+    assert stored == Counter((number, float(np.float32(logprob))) for number, logprob in given)
     export_dataset(tmp_path / "built", "parquet", tmp_path / "parquet")
     flat = pq.read_table(tmp_path / "parquet" / "train")["logprobs"].combine_chunks().flatten()
     rows = to_hf_dataset(tmp_path / "built")
     both = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.with_format("numpy")["logprobs"]])
     np.testing.assert_array_equal(flat.to_numpy(zero_copy_only=False).astype(np.float32), both)
     assert np.isnan(both).any()
-    assert (~np.isnan(both)).sum() >= sum(given.values())
+    assert (~np.isnan(both)).sum() >= len(given)
 
 
 def drifting(record: dict[str, Any]) -> dict[str, Any]:
@@ -181,15 +177,13 @@ def drifting(record: dict[str, Any]) -> dict[str, Any]:
 def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_path: Path) -> None:
     rng = random.Random(5)
     records = [drifting(record) for record in thinking_chats(7, 8)]
-    plain = [
-        {**r, "messages": [{k: v for k, v in m.items() if "token" not in k} for m in r["messages"]]} for r in records
-    ]
+    texts = [[{k: v for k, v in m.items() if "token" not in k} for m in r["messages"]] for r in records]
+    plain = [{"id": r["id"], "messages": messages} for r, messages in zip(records, texts, strict=True)]
     calls = [m for record in records for m in record["messages"] if "token_ids" in m]
-    for number, call in enumerate(calls):
-        if number % 3 == 0:
-            call["token_ids"] = [one for i in call["token_ids"] for one in recut([i], rng)]
-        if number % 4 == 0:
-            call["prompt_token_ids"] = call["prompt_token_ids"][1:]
+    for call in calls[::3]:
+        call["token_ids"] = [one for i in call["token_ids"] for one in recut([i], rng)]
+    for call in calls[::4]:
+        call["prompt_token_ids"] = call["prompt_token_ids"][1:]
     path = write_jsonl(tmp_path / "chats.jsonl", records)
     notes = proved(recipe_of(path, drift="report"), tmp_path / "report").all_notes()
     assert notes["sampled_messages"] == notes["prompts_compared"] == len(calls)
@@ -197,13 +191,13 @@ def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_p
     assert 0 < notes["sampled_otherwise"] <= len(calls[::3])
     assert not notes["sampled_differ"]
     run_build(recipe_of(write_jsonl(tmp_path / "plain.jsonl", plain)), tmp_path / "plain", workers=0)
-    ids = [(tmp_path / name / "train" / "tokens.bin").read_bytes() for name in ("report", "plain")]
-    assert ids[0] == ids[1]
+    one, other = ((tmp_path / name / "train" / "tokens.bin").read_bytes() for name in ("report", "plain"))
+    assert one == other
 
 
 def kinds_of(message: Message, *more: Message, **options: Any) -> list[tuple[str, str]]:
     """The runs of a conversation from its answer on."""
-    conversation = Conversation((Message(Role.USER, "Hi"), message, *more))
+    conversation = Conversation((HI, message, *more))
     tokens, tokenizer = render([conversation], template(**options)).tokens.conversation(0), loaded("qwen3")
     runs = zip(tokens.run_kinds.tolist(), tokens.run_offsets[:-1], tokens.run_offsets[1:], strict=True)
     found = [(kind_name(code), tokenizer.decode(tokens.ids[a:b])) for code, a, b in runs if a < b]
@@ -215,6 +209,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 THINK = "<think>\n\n</think>\n\n"
+HI = Message(Role.USER, "Hi")
 
 
 def test_stops_and_kinds() -> None:
@@ -223,20 +218,17 @@ def test_stops_and_kinds() -> None:
     head = ("assistant.reasoning+mark", THINK)
     assert kinds_of(whole) == [head, ("assistant.content", "yes"), stop, end]
     cut = whole._replace(token_ids=ids_of(f"{THINK}y") + ids_of("es"))
-    assert kinds_of(cut) == [head, ("assistant.content", "yes")]
-    assert kinds_of(cut._replace(finish_reason="length")) == kinds_of(cut)
-    assert kinds_of(Message(Role.ASSISTANT, "yes", finish_reason="length")) == kinds_of(cut)
+    for one in (cut, cut._replace(finish_reason="length"), Message(Role.ASSISTANT, "yes", finish_reason="length")):
+        assert kinds_of(one) == [head, ("assistant.content", "yes")]
     other = Message(Role.ASSISTANT, "yes", token_ids=ids_of("no<|im_end|>"))
     assert kinds_of(other, trust=Trust.TOKENS) == [("assistant.content", "no"), stop, end]
     some = [whole._replace(token_ids=ids_of(f"{THINK}{said}<|im_end|>")) for said in ("yes", "no", "yes", "so")]
-    rows = render([Conversation((Message(Role.USER, "Hi"), one)) for one in some], template(trust=Trust.TOKENS)).tokens
+    rows = render([Conversation((HI, one)) for one in some], template(trust=Trust.TOKENS)).tokens
     for number, one in enumerate(some):  # as many tokens each, and the second and the last are others
         assert tuple(rows.conversation(number).ids[-len(one.token_ids or ()) - 1 : -1].tolist()) == one.token_ids
     again = (Message(Role.USER, "and"), Message(Role.ASSISTANT, "so"))
     chatml = bind("chatml", loaded("qwen3"), TemplateOptions())
-    row = render(
-        [Conversation((Message(Role.USER, "Hi"), cut._replace(token_ids=ids_of("yes")), *again))], chatml
-    ).tokens
+    row = render([Conversation((HI, cut._replace(token_ids=ids_of("yes")), *again))], chatml).tokens
     ends = [kind_name(code) for code in row.run_kinds.tolist() if "assistant.terminator" in kind_name(code)]
     assert ends == ["assistant.terminator+repeated", "assistant.terminator"]
 
@@ -251,6 +243,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"token_ids": [1.5]}, "bad_token_ids", "1.5"),
     ({"token_ids": [1], "logprobs": [-1, -2]}, "bad_token_ids", "2 for 1"),
     ({"token_ids": [1], "logprobs": ["x"]}, "bad_token_ids", "logprobs[0]"),
+    ({"token_ids": [1], "logprobs": {}}, "bad_token_ids", "a list of numbers"),
     ({"prompt_token_ids": [1]}, "bad_token_ids", "give both"),
     ({"token_ids": [1], "finish_reason": 3}, "bad_token_ids", "string"),
     ({"role": "user", "token_ids": [1]}, "bad_token_ids", "only the assistant's"),
@@ -258,11 +251,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    user = {"role": "user", "content": "Hi"}
-    cases = [{"messages": [user, {"role": "assistant", "content": "yes", **message}]} for message, _, _ in REFUSED]
-    path = write_jsonl(
-        tmp_path / "chats.jsonl", [*cases, {"messages": [user, {"role": "assistant", "content": "yes"}]}]
-    )
+    cases = [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes", **message}]}
+        for message in (*(message for message, _, _ in REFUSED), {})
+    ]
+    path = write_jsonl(tmp_path / "chats.jsonl", cases)
     ledger = proved(recipe_of(path, on_error="quarantine"), tmp_path / "built")
     assert ledger.reasons("quarantined") == Counter(code for _, code, _ in REFUSED)
     rejected = [json.loads(line) for line in (tmp_path / "built" / "rejected.jsonl").read_text().splitlines()]
@@ -271,40 +264,40 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert words in f"{entry['field']} {entry['message']}", message
 
 
-NUMBERS = st.one_of(st.none(), st.lists(st.one_of(st.integers(0, 2**31 - 1), st.integers()), max_size=4))
-LOGPROBS = st.one_of(
-    st.none(), st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=4), st.just({})
+NUMBERS = st.none() | st.lists(st.integers(0, 2**31 - 1) | st.integers(), max_size=4)
+LOGPROBS = st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4)
+SAMPLED = st.fixed_dictionaries(
+    {
+        "token_ids": NUMBERS,
+        "prompt_token_ids": NUMBERS,
+        "logprobs": st.none() | LOGPROBS | st.just({}),
+        "finish_reason": st.sampled_from([None, "stop", 1]),
+    }
 )
 
 
-@given(st.sampled_from(["user", "assistant"]), NUMBERS, NUMBERS, LOGPROBS, st.sampled_from([None, "stop", 1]))
-def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent: Any, logprobs: Any, why: Any) -> None:
-    fields = {"token_ids": ids, "prompt_token_ids": sent, "logprobs": logprobs, "finish_reason": why}
+@given(st.sampled_from(["user", "assistant"]), SAMPLED)
+def test_the_scanner_reads_what_the_full_reader_reads(role: str, fields: dict[str, Any]) -> None:
     given_fields = {name: value for name, value in fields.items() if value is not None}
     plain = {"prompt_token_ids": [1, 2], "token_ids": [3]}
     records = [
-        ("openai", {"messages": [{"role": role, "content": "x", **fields}]}),
-        *(("calls", {"calls": [plain, one, plain]}) for one in (fields, given_fields, {**plain, "role": role})),
-        *(("calls", {"calls": [given_fields, plain], name: value}) for name, value in fields.items()),
-        *(("calls", {"id": "a", "calls": one}) for one in ([], [1], None, {})),
-        *(("calls", {"id": "a", **one}) for one in (fields, given_fields)),
-        *(("calls", {"calls": None, "choices": [given_fields, plain], name: fields[name]}) for name in fields),
-        ("calls", {**given_fields, "choices": [{"index": 0, "message": {"content": "\\u00e9"}, "token_ids": [7]}]}),
+        *({"calls": [plain, one, plain]} for one in (fields, given_fields, {**plain, "role": role})),
+        *({"calls": [given_fields, plain], name: value} for name, value in fields.items()),
+        *({"id": "a", "calls": one} for one in ([], [1], None, {})),
+        *({"id": "a", **one} for one in (fields, given_fields)),
+        *({"calls": None, "choices": [given_fields, plain], name: fields[name]} for name in fields),
+        {**given_fields, "choices": [{"index": 0, "message": {"content": "\\u00e9"}, "token_ids": [7]}]},
     ]
-    for name, record in records:
-        fast, slow, _ = both_ways([record], name)
+    for record in ({"messages": [{"role": role, "content": "x", **fields}]}, *records):
+        fast, slow, _ = both_ways([record], "openai" if "messages" in record else "calls")
         assert list(Conversations.joined([fast, slow])) == [*slow, *fast]
 
 
 def test_calls_as_servers_and_harnesses_write_them_are_read_by_the_scanner() -> None:
     """None of them is left to the full reader, which gives the same."""
     listed = {"content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}, {"logprob": None}]}
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": 'a"'},
-        "finish_reason": "stop",
-        "token_ids": [3, 4],
-    }
+    message = {"role": "assistant", "content": 'a"'}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [3, 4]}
     sent = {"prompt_token_ids": [1, 2]}
     records = [
         {"id": "one", **sent, "token_ids": [3], "logprobs": [-0.25], "finish_reason": "length"},
@@ -365,55 +358,34 @@ def test_every_call_is_trained_once_after_its_prompt(calls: list[dict[str, list[
 def test_calls_become_documents_or_trees_and_are_proved(tmp_path: Path, expand: str) -> None:
     first, second = ids_of("<|im_start|>user\nHi"), ids_of("hello<|im_end|>")
     goes_on = {"prompt_token_ids": [*first, *second, *ids_of("\nmore")], "token_ids": ids_of("so")}
-    rewritten = {
-        "prompt_token_ids": [*first, *ids_of("summary")],
-        "token_ids": ids_of("yes<|im_end|>"),
-        "logprobs": [-1, -2],
-    }
+    summary = {"prompt_token_ids": [*first, *ids_of("summary")], "token_ids": ids_of("yes<|im_end|>")}
     one = {"prompt_token_ids": first, "token_ids": second, "logprobs": [-0.5, -0.25], "finish_reason": "stop"}
     response = {"object": "chat.completion", "choices": [{"index": 0, "token_ids": second}, {"token_ids": [9]}]}
     records = [
         {"id": "one", **one},
         {"id": "both", "calls": [one, goes_on]},
-        {"id": "three", "calls": [one, goes_on, rewritten]},
+        {"id": "three", "calls": [one, goes_on, {**summary, "logprobs": [-1, -2]}]},
         {"id": "served", "prompt_token_ids": first, **response},
     ]
     assert detect_shape(records, "here").name == "calls"
     path = write_jsonl(tmp_path / "calls.jsonl", records)
     ledger = proved(recipe_of(path, expand=expand, logprobs=True), tmp_path / "built")
     assert (ledger.total_notes("calls_joined"), ledger.total_notes("calls_apart")) == (2, 2)
-    counts = Counter(str(episode.record_id) for episode in EpisodeDataset(tmp_path / "built"))
-    assert counts == {
-        "one": 1,
-        "both": 1,
-        "three": 1 if expand == "tree" else 2,
-        "served": 1 if expand == "tree" else 2,
-    }
-    episode: Episode = EpisodeDataset(tmp_path / "built")[0]
+    built = EpisodeDataset(tmp_path / "built")
+    documents = 1 if expand == "tree" else 2
+    wanted = {"one": 1, "both": 1, "three": documents, "served": documents}
+    assert Counter(str(episode.record_id) for episode in built) == wanted
+    episode: Any = built[0]
     assert episode.ids.tolist() == [*first, *second]
-    assert np.asarray(episode.weights).tolist() == [0] * len(first) + [1] * len(second)
-    assert episode.logprobs is not None
+    assert episode.weights.tolist() == [0] * len(first) + [1] * len(second)
     assert episode.logprobs[len(first) :].tolist() == [-0.5, -0.25]
     assert np.isnan(episode.logprobs[: len(first)]).all()
 
 
 def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
-    messages = (
-        Message(Role.ASSISTANT, "a", token_ids=(1,), prompt_token_ids=(2,)),
-        Message(Role.USER, "and"),
-        Message(Role.ASSISTANT, "b"),
-    )
-    failed = render([Conversation(messages)], template(), collect_failures=True).failed
+    call = Message(Role.ASSISTANT, "a", token_ids=(1,), prompt_token_ids=(2,))
+    mixed = Conversation((call, Message(Role.USER, "and"), Message(Role.ASSISTANT, "b")))
+    failed = render([mixed], template(), collect_failures=True).failed
     assert [error.code for _, error in failed] == ["bad_token_ids"]
-    mixed = [Conversation(messages[:1]), Conversation((Message(Role.USER, "Hi"), Message(Role.ASSISTANT, "yes")))]
-    assert render(mixed, template()).kept.tolist() == [0, 1]
-
-
-def test_inspect_shows_where_sampled_tokens_part_as_often_as_the_ledger_counts(tmp_path: Path) -> None:
-    records = sampled_chats(6)
-    path = write_jsonl(tmp_path / "chats.jsonl", records)
-    notes = proved(recipe_of(path, drift="report"), tmp_path / "built").all_notes()
-    lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True), None)
-    differ = notes["sampled_otherwise"] + notes["sampled_differ"]
-    assert lines[0].startswith(f"{differ:,} of {notes['sampled_messages']:,} sampled answers have other tokens")
-    assert 0 < len(lines) - 1 == min(differ, 5)
+    both = [Conversation((call,)), Conversation((HI, Message(Role.ASSISTANT, "yes")))]
+    assert render(both, template()).kept.tolist() == [0, 1]
