@@ -19,6 +19,7 @@ from tests.load.sets import state_rows
 from tests.pages import run_python
 
 LENGTH = 500
+SPLIT: dict[str, Any] = {"split": {"val_fraction": 0.3}, "shard_bytes": 3000}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,7 @@ def source(fast_module: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(fast_module: Path, source: Path) -> Path:
-    more = {"pack": {"length": LENGTH, "strategy": "greedy"}, "split": {"val_fraction": 0.3}, "shard_bytes": 3000}
-    return build(source, fast_module / "packed", **more)
+    return build(source, fast_module / "packed", pack={"length": LENGTH, "strategy": "greedy"}, **SPLIT)
 
 
 def build(source: Path, out: Path, **changes: Any) -> Path:
@@ -44,7 +44,9 @@ def opened(folder: Path, split: str = "train") -> Plan:
     return found
 
 
-def test_what_the_manifests_say_of_the_rows(packed: Path) -> None:
+def test_what_the_manifests_say_of_the_rows_and_that_all_else_is_as_without_a_plan(
+    packed: Path, source: Path, fast: Path
+) -> None:
     manifest = json.loads((packed / "manifest.json").read_bytes())
     assert len(EpisodeDataset(packed).shards) > 2
     for split in ("train", "val"):
@@ -59,17 +61,10 @@ def test_what_the_manifests_say_of_the_rows(packed: Path) -> None:
         assert held["padding"] == made.bins * LENGTH - made.tokens
         assert held["lower_bound"] == made.lower_bound
     assert manifest["ledger"]["padding"] == sum(held["padding"] for held in manifest["splits"].values()) > 0
-
-
-def test_the_same_episodes_with_and_without_a_plan(source: Path, packed: Path, fast: Path) -> None:
-    plain = build(source, fast / "out", pack=None, packing={"max_length": LENGTH, "overflow": "windows"},
-                  split={"val_fraction": 0.3}, shard_bytes=3000)  # fmt: skip
-    files = [json.loads((folder / "manifest.json").read_bytes())["files"] for folder in (plain, packed)]
-    assert {name for name in files[0] if files[0][name] != files[1][name]} == {
-        "train/episodes.json",
-        "val/episodes.json",
-    }
-    assert files[0].keys() == files[1].keys()
+    plain = build(source, fast / "out", pack=None, packing={"max_length": LENGTH, "overflow": "windows"}, **SPLIT)
+    files, others = (json.loads((folder / "manifest.json").read_bytes())["files"] for folder in (plain, packed))
+    assert {name for name in files if files[name] != others[name]} == {"train/episodes.json", "val/episodes.json"}
+    assert files.keys() == others.keys()
     assert EpisodeDataset(plain).plan is None
 
 
@@ -80,32 +75,29 @@ def test_conversations_longer_than_a_row(source: Path, fast: Path) -> None:
         build(source, fast / "error", pack={"length": short}, packing={"overflow": "error"})
     for overflow in ("cut", "windows", "drop", "drop_oldest_turns"):
         folder = build(source, fast / overflow, pack={"length": short}, packing={"overflow": overflow})
-        lengths = EpisodeDataset(folder).lengths
-        found = opened(folder)
+        lengths, found = EpisodeDataset(folder).lengths, opened(folder)
         assert lengths.max() <= short
         assert found.bin_lengths(lengths).max() <= short
         assert sorted(found.order.tolist()) == list(range(len(lengths)))
-    long_rows = build(
-        source, fast / "rows", pack={"length": 4 * short}, packing={"max_length": short, "overflow": "cut"}
-    )
-    assert EpisodeDataset(long_rows).lengths.tolist() == EpisodeDataset(fast / "cut").lengths.tolist()
-    stored = EpisodeDataset(long_rows)
-    assert short < opened(long_rows).bin_lengths(stored.lengths).max() <= 4 * short
+    cut = {"max_length": short, "overflow": "cut"}
+    long_rows = build(source, fast / "rows", pack={"length": 4 * short}, packing=cut)
+    lengths = EpisodeDataset(long_rows).lengths
+    assert lengths.tolist() == EpisodeDataset(fast / "cut").lengths.tolist()
+    assert short < opened(long_rows).bin_lengths(lengths).max() <= 4 * short
 
 
-DAMAGE: dict[str, tuple[Any, str]] = {
-    "count": ({"count": 7}, r"states 7 packed rows of 500 tokens by greedy, and the planner makes \d+"),
-    "too short": ({"length": 30}, r"rows of 30 tokens cannot be planned again: document \d+ has length"),
-    "strategy": ({"strategy": "worst"}, "cannot be planned again: unknown packing strategy 'worst'"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_rows_that_cannot_be_made_again(packed: Path, fast: Path, name: str) -> None:
-    folder = shutil.copytree(packed / "train", fast / "train")
-    changes, words = DAMAGE[name]
-    about = json.loads((folder / "episodes.json").read_bytes())
-    (folder / "episodes.json").write_text(json.dumps(about | {"rows": about["rows"] | changes}))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"count": 7}, r"states 7 packed rows of 500 tokens by greedy, and the planner makes \d+"),
+        ({"length": 30}, r"rows of 30 tokens cannot be planned again: document \d+ has length"),
+        ({"strategy": "worst"}, "cannot be planned again: unknown packing strategy 'worst'"),
+    ],
+)
+def test_rows_that_cannot_be_made_again(packed: Path, fast: Path, changes: dict[str, Any], words: str) -> None:
+    path = shutil.copytree(packed / "train", fast / "train") / "episodes.json"
+    about = json.loads(path.read_bytes())
+    path.write_text(json.dumps(about | {"rows": about["rows"] | changes}))
     with pytest.raises(FormatError, match=words):
         opened(fast)
 

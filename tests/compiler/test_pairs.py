@@ -7,13 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.trees import rows_of_tree
 from chatmill.errors import ConfigError, RecordError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
@@ -25,6 +23,7 @@ from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import CHATML, OPEN_GATES, proved, text, write_jsonl
 from tests.compiler.scanned import both_ways
+from tests.compiler.tree_rows import apart
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
 from tests.read.three_ways import as_lines
@@ -93,44 +92,34 @@ def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model
     assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 24
 
 
+MORE = [{}, {}, {"name": "n"}, {"weight": 0.5}, {"reasoning_content": "r"}, CALL, {"train": True}, {"x": 1}]
 MESSAGES = st.builds(
     lambda role, words, more: {"role": role, "content": words, **more},
     st.sampled_from(["system", "user", "assistant", "assistant", "tool"]),
     st.sampled_from(["a", "b", ""]),
-    st.sampled_from(
-        [{}, {}, {"name": "n"}, {"weight": 0.5}, {"reasoning_content": "r"}, CALL, {"train": True}, {"x": 1}]
-    ),
+    st.sampled_from(MORE),
 )
 LISTS = st.lists(MESSAGES, min_size=1, max_size=3)
 ANSWER = said("assistant", "a")
 ANSWERS = st.sampled_from(["a", "b", "", ANSWER, [ANSWER], [ANSWER, said("user", "b")], said("tool", "b")])
-BESIDE = st.lists(
-    st.sampled_from(
-        [
-            *({"prompt": one} for one in ("a", "a", "", None, [], [said("user", "a")], 3)),
-            *({"prompt": [said("system", "s"), said("user", "b"), said("assistant", "a")]}, {"question": "a"}),
-            *({"system": "s"}, {"system": ""}, {"margin": 1}, {"margin": ""}, {"margin": None}, {"input": []}),
-            *({"input": "a"}, {"label": True}, {"u": "v", "source": "o"}),
-        ]
-    ),
-    max_size=2,
-).map(lambda some: {name: value for one in some for name, value in one.items()})
+PROMPTS = ("a", "a", "", None, [], 3, [said("user", "a")], [said("system", "s"), said("user", "b"), ANSWER])
+FIELDS = [{"prompt": one} for one in PROMPTS]
+FIELDS += [{"question": "a"}, {"system": "s"}, {"system": ""}, {"margin": 1}, {"margin": ""}, {"margin": None}]
+FIELDS += [{"input": []}, {"input": "a"}, {"label": True}, {"u": "v", "source": "o"}]
+BESIDE = st.lists(st.sampled_from(FIELDS), max_size=2).map(
+    lambda some: {name: value for one in some for name, value in one.items()}
+)
 BEGINNINGS = st.sampled_from([[said("user", "a")], [said("system", "s"), said("user", "a"), ANSWER], []])
 WHOLE = st.builds(
-    lambda begins, same, chosen, rejected, beside: {
-        "chosen": [*begins, *same, *chosen],
-        "rejected": [*begins, *same, *rejected],
-        **beside,
-    },
-    *(BEGINNINGS, st.just([]) | LISTS, st.just([ANSWER]) | LISTS, LISTS, BESIDE),
+    lambda begins, chosen, rejected, beside: {"chosen": begins + chosen, "rejected": begins + rejected, **beside},
+    *(st.builds(list.__add__, BEGINNINGS, st.just([]) | LISTS), st.just([ANSWER]) | LISTS, LISTS, BESIDE),
 )
 AFTER_PROMPT = st.builds(
     lambda a, b, beside: {"prompt": "q", **beside, "chosen": a, "rejected": b}, ANSWERS, ANSWERS, BESIDE
 )
-PAIRS = WHOLE | AFTER_PROMPT
 
 
-@given(st.lists(PAIRS, min_size=1, max_size=5))
+@given(st.lists(WHOLE | AFTER_PROMPT, min_size=1, max_size=5))
 def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[dict[str, Any]]) -> None:
     both_ways([{"id": f"{n}", **pair} for n, pair in enumerate(pairs)], "pairs")
 
@@ -189,22 +178,16 @@ def test_a_tree_of_a_pair_has_the_prompt_once(tmp_path: Path) -> None:
     assert len(rows) == 2 * len(trees)
     for number, tree in enumerate(trees):
         assert tree.side == "pair"
-        paths = _rows(tree)
-        assert [tree.ids[path].tolist() for path in paths] == [rows[2 * number + k].ids.tolist() for k in (0, 1)]
+        assert [ids.tolist() for ids, _, _ in apart(tree)] == [rows[2 * number + k].ids.tolist() for k in (0, 1)]
     assert trees.tokens < rows.tokens
 
 
-def _rows(tree: Episode) -> list[Any]:
-    ends = tree.branches.positions_and_ends(np.array([len(tree)]))[1]
-    return [path for path, _ in rows_of_tree(ends, tree.branches.starts)]
+PROMPT = {"prompt": "q", "chosen": "a", "rejected": "b"}
 
 
 @pytest.mark.parametrize("overflow", ["drop", "cut"])
 def test_overflow_decides_for_both_sides(tmp_path: Path, overflow: str) -> None:
-    records = [
-        {"id": "short", "prompt": "q", "chosen": "a", "rejected": "b"},
-        {"id": "long", "prompt": "q", "chosen": "a", "rejected": "b" * 50},
-    ]
+    records = [{"id": "short", **PROMPT}, {"id": "long", **PROMPT, "rejected": "b" * 50}]
     folder = build(tmp_path, records, packing={"max_length": 40, "overflow": overflow})
     found = [(one.record_id, one.side, len(one)) for one in EpisodeDataset(folder)]
     left = [("long", "chosen", 23), ("long", "rejected", 40)] if overflow == "cut" else []
@@ -226,39 +209,29 @@ def test_labels_are_kept_and_judge_the_last_answer(tmp_path: Path) -> None:
     assert [(one.side, one.turns, one.trained) for one in episodes] == [("liked", 2, 2), ("disliked", 1, 2)]
 
 
-PROMPT = {"prompt": "q", "chosen": "a", "rejected": "b"}
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "other question": (
-        {
-            "chosen": [said("user", "x"), said("assistant", "a")],
-            "rejected": [said("user", "y"), said("assistant", "b")],
-        },
-        "prompts_differ",
-    ),
-    "same answers": ({**PROMPT, "rejected": "a"}, "answers_same"),
-    "an answer that is not trained": ({**PROMPT, "rejected": said("assistant", "b", train=False)}, "no_answer"),
-    "no rejected prompt": ({"chosen": "a", "rejected": "b"}, "missing_field"),
-    "later turns change the answer": (
-        {
-            **PROMPT,
-            "rejected": [
-                said("assistant", "b", reasoning_content="Hm."),
-                said("user", "again"),
-                said("assistant", "c", reasoning_content="Hm."),
-            ],
-        },
-        "several_rows",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_pair_that_is_none_is_one_bad_record(tmp_path: Path, case: str) -> None:
-    record, code = BAD[case]
+def refused(folder: Path, records: list[Any], **more: Any) -> RecordError:
     with pytest.raises(RecordError) as found:
-        build(tmp_path, [PROMPT, record], "fails", **QWEN)
-    assert found.value.code == code
-    assert found.value.where.endswith("fails.jsonl:2")
+        build(folder, records, "fails", **more)
+    return found.value
+
+
+CHANGED = [said("assistant", "b", reasoning_content="Hm."), said("user", "again"), said("assistant", "c")]
+OTHER_QUESTION = {key: [said("user", key), said("assistant", "a")] for key in ("chosen", "rejected")}
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        (OTHER_QUESTION, "prompts_differ"),
+        ({**PROMPT, "rejected": "a"}, "answers_same"),
+        ({**PROMPT, "rejected": said("assistant", "b", train=False)}, "no_answer"),
+        ({"chosen": "a", "rejected": "b"}, "missing_field"),
+        ({**PROMPT, "rejected": CHANGED}, "several_rows"),
+    ],
+)
+def test_a_pair_that_is_none_is_one_bad_record(tmp_path: Path, record: dict[str, Any], code: str) -> None:
+    error = refused(tmp_path, [PROMPT, record], **QWEN)
+    assert (error.code, error.where.endswith("fails.jsonl:2")) == (code, True)
     folder = build(tmp_path, [PROMPT, record, PROMPT], **QWEN, on_error="quarantine")
     assert len(EpisodeDataset(folder)) == 4
     assert [json.loads(line)["reason"] for line in (folder / "rejected.jsonl").read_text().splitlines()] == [code]
@@ -278,32 +251,24 @@ def test_a_prompt_that_is_rendered_differently_is_refused(tmp_path: Path) -> Non
     (tmp_path / "thinks.jinja").write_text(THINKS)
     model = {**QWEN, "add_control_tokens": False, "template": str(tmp_path / "thinks.jinja")}
     thinks = said("assistant", "a", reasoning_content="Hm.")
-    record = {"prompt": "q", "chosen": thinks, "rejected": "b"}
-    with pytest.raises(RecordError, match="another prompt for 'rejected'") as found:
-        build(tmp_path, [record], "fails", **model)
-    assert found.value.code == "prompts_differ"
-    folder = build(
-        tmp_path, [record, {**record, "rejected": {**thinks, "content": "c"}}], **model, on_error="quarantine"
-    )
+    records = [{**PROMPT, "chosen": thinks}, {**PROMPT, "chosen": thinks, "rejected": {**thinks, "content": "c"}}]
+    error = refused(tmp_path, records[:1], **model)
+    assert (error.code, "another prompt for 'rejected'" in str(error)) == ("prompts_differ", True)
+    folder = build(tmp_path, records, **model, on_error="quarantine")
     assert [one.side for one in EpisodeDataset(folder)] == ["chosen", "rejected"]
 
 
 def test_records_without_a_label_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="'label' that is true or false") as found:
-        build(tmp_path, [{"prompt": "q", "completion": "a"}])
-    assert found.value.code == "label_type"
+    error = refused(tmp_path, [{"prompt": "q", "completion": "a"}])
+    assert (error.code, "'label' that is true or false" in str(error)) == ("label_type", True)
 
 
-def test_verify_finds_a_side_that_was_changed(tmp_path: Path) -> None:
-    folder = build(tmp_path, [PROMPT])
-    flip(next((folder / "train").rglob("side.u8")), 0, 2)
-    assert any("the column side has 'rejected'" in one.message for one in verify(folder, deep=True).findings)
-
-
-def test_loaders_do_not_train_rejected_answers(tmp_path: Path) -> None:
+def test_loaders_do_not_train_rejected_answers_and_verify_finds_a_changed_side(tmp_path: Path) -> None:
     folder = build(tmp_path, [PROMPT])
     with pytest.raises(ConfigError, match="rejected ones too"):
         GPTEpisodeDataLoader({"batch_size": 1, "block_size": 64}, None, folder, pad_token_id=0)
     with pytest.raises(ConfigError, match="no packing"):
         to_hf_dataset(folder, pack=True, max_length=64)
     assert to_hf_dataset(folder)["side"] == ["chosen", "rejected"]
+    flip(next((folder / "train").rglob("side.u8")), 0, 2)
+    assert any("the column side has 'rejected'" in one.message for one in verify(folder, deep=True).findings)

@@ -1,4 +1,4 @@
-"""Builds with `expand: tree` train what builds with `expand: turns` train, after the same tokens."""
+"""A record in several rows, or in a tree of them: whatever is trained is trained once, after the same tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from chatmill.errors import DataError, FormatError
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, plain_recipe, talk, write_jsonl
+from tests.cli.run import here
+from tests.compiler.builds import OPEN_GATES, plain_recipe, proved, talk, write_jsonl
 from tests.compiler.tree_rows import apart, targets, thinking_chat, thinking_chats
 
 
@@ -203,3 +204,65 @@ def test_groups_stay_whole_or_the_build_says_where_not(groups: list[int], size: 
         refused = len(groups) - len(known)
         assert ledger.reasons("quarantined") == ({"no_group": refused} if refused else {})
         assert verify(built, deep=True).passed
+
+
+SAID = ["first question", "first answer", "second question", "second answer", "third question", "third answer"]
+SHORT = ["one", "first", "two", "second", "three", "third"]
+
+
+def _record(*more: str) -> dict[str, Any]:
+    messages = [{**message, "weight": 1} for message in talk(*SAID, *more)]
+    for message in messages[1::2]:
+        message["reasoning_content"] = f"reasons of the {message['content']}"
+    return {"id": "one", "messages": messages}
+
+
+def _built(home: Path, records: list[dict[str, Any]], name: str = "built", **recipe: Any) -> tuple[Ledger, list[str]]:
+    """The ledger, and what each episode trains, as text; control tokens are `#`."""
+    ledger = proved(plain_recipe(write_jsonl(home / "chats.jsonl", records), **recipe), home / name)
+    trained = [episode.ids[episode.weights > 0] for episode in EpisodeDataset(home / name)]  # type: ignore[operator]
+    return ledger, ["".join(chr(id) if id < 256 else "#" for id in ids.tolist()) for ids in trained]
+
+
+@pytest.mark.parametrize("policy", ["all", "per_message", "trl", "post_training", "assistant"])
+def test_what_several_rows_have_is_trained_in_one(tmp_path: Path, policy: str) -> None:
+    ledger, trained = _built(tmp_path, [_record(), _record()], template="qwen3", policy=policy)
+    assert (ledger.total_notes("rows_added"), ledger.total_notes("untrained_terminators")) == (4, 0)
+    everything = "".join(trained[:3])
+    for i, text in enumerate(SAID):
+        assert everything.count(text) == (2 if i % 2 else policy in ("all", "per_message")), text  # answer and reasons
+    assert everything.count("#assistant\n") == (3 if policy in ("all", "post_training") else 0)
+    assert everything.count("#user\n") == (3 if policy == "all" else 0)
+    shown = here("inspect", tmp_path / "chats.jsonl", "-t", "bytes", "-T", "qwen3", "-p", policy, "-n", "1", "--json")
+    assert sum(json.loads(line)["trained"] for line in shown.stdout.splitlines()) == len(everything)
+
+
+@pytest.mark.parametrize(("template", "answers"), [("qwen3", 2), ("chatml", 1)])
+@pytest.mark.parametrize("policy", ["all", "per_message"])
+def test_what_others_say_after_the_last_answer_is_trained_too(
+    tmp_path: Path, policy: str, template: str, answers: int
+) -> None:
+    _, trained = _built(tmp_path, [_record("fourth question")], template=template, policy=policy)
+    for i, text in enumerate([*SAID, "fourth question"]):
+        assert "".join(trained).count(text) == (answers if i % 2 else 1), text
+
+
+@pytest.mark.parametrize("template", ["token_native", "markers", "chatml"])
+def test_expand_last_trains_the_last_answer_alone(tmp_path: Path, template: str) -> None:
+    records = [{"messages": talk(*SHORT)} for _ in range(2)]
+    records[1]["messages"][-1]["train"] = False
+    for expand, wanted in (("last", ["third", "second"]), ("turns", ["firstsecondthird", "firstsecond"])):
+        _, trained = _built(tmp_path, records, expand, template=template, expand=expand)
+        assert [one.replace("#", "") for one in trained] == wanted
+
+
+@pytest.mark.parametrize("template", ["token_native", "chatml"])
+def test_options_of_records_that_a_template_does_not_read_are_refused(tmp_path: Path, template: str) -> None:
+    options: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {}, {"effort": "high"}, {}]
+    records = [{"id": str(i), "messages": talk(*SHORT), "chat_template_kwargs": one} for i, one in enumerate(options)]
+    ledger, _ = _built(tmp_path, records, template=template, on_error="quarantine")
+    assert ledger.reasons("quarantined") == {"unknown_option": 2}
+    assert [episode.record_id for episode in EpisodeDataset(tmp_path / "built", "train")] == ["0", "2", "4"]
+    rejected = (tmp_path / "built" / "rejected.jsonl").read_text().splitlines()
+    assert "'enable_thinking'" in rejected[0]
+    assert "'effort'" in rejected[1]
