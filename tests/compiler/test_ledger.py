@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,9 +23,20 @@ from chatmill.compiler.run import BuildProgress, Outcome, run_build
 from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
 from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
-from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.errors import ConfigError, DataError, FormatError, RecordError
+from chatmill.read.picks import Pick
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.compiler.builds import (
+    CHATML,
+    chats,
+    digest,
+    leftovers,
+    mixed_recipe,
+    plain_recipe,
+    proved,
+    write_inputs,
+    write_jsonl,
+)
 from tests.hashes import file_entry
 
 
@@ -223,6 +236,8 @@ def test_bad_records_go_to_quarantine_with_place_and_reason_or_the_first_ends_th
     assert records["quarantined"] == Counter(line["reason"] for line in lines)
     assert records["built"] == {"": 1}
     assert manifest["files"]["rejected.jsonl"] == file_entry(data)
+    with pytest.raises(ConfigError, match="5 records were put aside"):
+        build({**recipe, "on_error": "fail"}, fast / "out")
     write_jsonl(path, ["{", "["])
     with pytest.raises(DataError, match=r"no record .* could be built.*\n  invalid_json 2, the first: .*:1: "):
         build(recipe, fast / "nothing")
@@ -281,6 +296,65 @@ def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
     manifest = build(plain_recipe(paths[0], sources=sources, shard_bytes=300), fast / "out")
     assert record_ids(fast / "out") == [*names[0], *names[1]][:cap]
     assert manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0) == max(0, 30 - cap)
+
+
+def samples(seed: int) -> list[Any]:
+    """Samples of prompts, those of a prompt next to each other; some have no group, no reward, or cannot be read."""
+    rng, records = random.Random(seed), list[Any]()
+    for prompt in range(25):
+        count, is_alone = rng.randint(1, 5), rng.random() < 0.2
+        for number in range(count + is_alone):
+            record = pair(f"r{len(records)}", f"{prompt}?", "a" * rng.randint(1, 60))
+            record |= {"info": {}, "done": rng.random() < 0.7}
+            if number < count:
+                record["prompt"] = prompt // 2
+                record["source"] = "ab"[prompt % 2]
+            if rng.random() < 0.8:
+                record["info"] = {"reward": rng.choice([-1, 0.5, 1, True])}
+            if rng.random() < 0.05:
+                record["messages"] = "none"
+            records.append("{broken" if rng.random() < 0.05 else record)
+    return records
+
+
+def picked(records: list[Any], best: bool, done: bool) -> list[str]:
+    """The ids of the records that are used, by hand."""
+    used: dict[Any, tuple[float, dict[str, Any]]] = {}
+    for number, record in enumerate(records):
+        if isinstance(record, str) or (done and not record["done"]):
+            continue
+        reward = record["info"].get("reward")
+        score = reward if best and reward is not None and reward is not True else float("-inf")
+        group = (record["source"], record["prompt"]) if "prompt" in record else f"alone {number}"
+        if group not in used or score > used[group][0]:
+            used[group] = score, record
+    kept = {record["id"] for _, record in used.values() if record["messages"] != "none"}
+    return [record["id"] for record in records if not isinstance(record, str) and record["id"] in kept]
+
+
+@pytest.mark.parametrize("best", [True, False])
+@pytest.mark.parametrize("done", [True, False])
+def test_one_record_of_each_group_is_used(fast: Path, best: bool, done: bool) -> None:
+    records = samples(4)
+    parts = {"a": records[:40], "b": records[40:]}
+    files = [str(write_jsonl(fast / f"{name}.jsonl", part)) for name, part in parts.items()]
+    pick = {"group": "prompt", **({"best": "info.reward"} if best else {})}
+    source = {"path": files, "name": "x", "pick": pick, **({"where": "done == true"} if done else {})}
+    for size in (200, 1 << 20):
+        recipe = {"sources": [source], **CHATML, "gates": OPEN, "on_error": "quarantine", "shard_bytes": size}
+        ledger = proved(recipe, fast / f"{size}")
+        assert record_ids(fast / f"{size}") == picked(records, best, done)
+        assert ledger.reasons("skipped")["pick"] > 10
+        assert not any("reward" in note or "prompt" in note for note in ledger.all_notes())
+
+
+def test_scores_of_any_size_are_compared() -> None:
+    scores = [
+        Pick(group="g", best="r").score({"r": one}) for one in ("1", None, True, float("nan"), -1e308, 2, 10**400)
+    ]
+    assert scores[:4] == [-math.inf] * 4
+    assert scores[3:] == sorted(scores[3:])
+    assert scores[-1] > 1e308
 
 
 def test_the_manifest_says_what_went_in_and_out_and_a_finished_build_is_left_alone(fast: Path) -> None:
