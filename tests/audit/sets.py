@@ -1,11 +1,11 @@
-"""Clean sets of token data, and faults to put into them."""
+"""Clean sets of token data, and what changes their rows."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,9 @@ TAGGED = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endif %}"""  # noqa: E501
 Row = dict[str, list[int]]
 DAY = "2026-01-01"
+_NAMES = ("chatml", "llama3", "qwen2_5", "qwen3", "qwen3_2507", "glm4_5", "phi4", "granite", "mistral_nemo", "gpt_oss")
 CLEAN = {
-    "chatml": "chatml",
-    "llama3": "llama3",
-    "qwen2_5": "qwen2_5",
-    "qwen3": "qwen3",
-    "qwen3_2507": "qwen3_2507",
-    "glm4_5": "glm4_5",
-    "phi4": "phi4",
-    "granite": "granite",
-    "mistral_nemo": "mistral_nemo",
-    "gpt_oss": "gpt_oss",
+    **{name: name for name in _NAMES},
     "qwen3_5": str(TEMPLATES / "llamacpp" / "Qwen3.5-4B.jinja"),
     "axolotl chatml": str(TEMPLATES / "axolotl" / "chatml.jinja"),
 }
@@ -71,6 +63,12 @@ def bound_template(name: str) -> ModelTemplate:
     return bind(found, tokenizer, given_options(None, DAY))
 
 
+def said(*texts: str, weight: float | None = None) -> Conversation:
+    """A conversation of `user: text` and `assistant: text`; `weight` is that of the last message."""
+    turns = [Message(Role(role), text) for role, _, text in (one.partition(": ") for one in texts)]
+    return Conversation((*turns[:-1], turns[-1]._replace(weight=weight)))
+
+
 def conversations() -> list[Conversation]:
     """Small conversations of several kinds; no two are alike."""
     made = []
@@ -79,23 +77,16 @@ def conversations() -> list[Conversation]:
         if n % 3 == 0:
             turns.insert(0, Message(Role.SYSTEM, f"Be brief, {n}."))
         if n % 2:
-            turns += [
-                Message(Role.USER, f"And then, {n} times?\n"),
-                Message(
-                    Role.ASSISTANT,
-                    f"Second answer {n}: \u00fc\u4e2d.",
-                    reasoning=f"Thought {n}." if n % 4 == 1 else None,
-                ),
-            ]
+            reasoning = f"Thought {n}." if n % 4 == 1 else None
+            turns.append(Message(Role.USER, f"And then, {n} times?\n"))
+            turns.append(Message(Role.ASSISTANT, f"Second answer {n}: \u00fc\u4e2d.", reasoning=reasoning))
         if n == 10:
             turns[-1] = Message(Role.ASSISTANT, "\nThe tenth answer begins with a newline.")
         if n == 4:
             call = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")
             turns[-1] = Message(Role.ASSISTANT, "", tool_calls=(call,))
-            turns += [
-                Message(Role.TOOL, "4 degrees", tool_call_id="callid001", name="get_weather"),
-                Message(Role.ASSISTANT, "It is 4 degrees."),
-            ]
+            turns.append(Message(Role.TOOL, "4 degrees", tool_call_id="callid001", name="get_weather"))
+            turns.append(Message(Role.ASSISTANT, "It is 4 degrees."))
         made.append(Conversation(tuple(turns)))
     return made
 
@@ -105,32 +96,8 @@ def clean_rows(bound: ModelTemplate, chats: Sequence[Conversation] | None = None
     rendered = render(conversations() if chats is None else chats, bound, collect_failures=True)
     tokens = rendered.tokens
     trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
-    rows = []
-    for first, last in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
-        ids = tokens.ids[first:last]
-        labels = np.where(trained[first:last], ids, -100)
-        rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
-    return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A fault, and the code it must be found by."""
-
-    name: str
-    code: str
-    put: Callable[[list[Row], ModelTemplate], list[Row]]
-    template: str = "chatml"
-    others: frozenset[str] = frozenset()
-    """Codes that may be found next to it, because they are true as well."""
-    needs_source: bool = False
-    """Without the source nobody can know."""
-    alone: str = ""
-    """The code without the source, where it is another one."""
-
-
-def control(bound: ModelTemplate, name: str) -> int:
-    return bound.tokenizer.control(name)
+    borders = pairwise(tokens.offsets.tolist())
+    return [relabel({"input_ids": tokens.ids[first:last].tolist()}, trained[first:last]) for first, last in borders]
 
 
 def relabel(row: Row, trained: Sequence[bool] | np.ndarray[Any, Any]) -> Row:
@@ -148,50 +115,11 @@ def spans(row: Row) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def moved(by: int) -> Callable[[list[Row], ModelTemplate], list[Row]]:
-    """The mask of every row, moved."""
-
-    def put(rows: list[Row], bound: ModelTemplate) -> list[Row]:
-        changed = []
-        for row in rows:
-            mask = np.roll(trained_of(row), by)
-            mask[: max(by, 0)] = False
-            changed.append(relabel(row, mask))
-        return changed
-
-    return put
-
-
-def edit_spans(
-    edit: Callable[[np.ndarray[Any, Any], int, int], None], *, which: Callable[[int], bool] = lambda number: True
-) -> Callable[[list[Row], ModelTemplate], list[Row]]:
-    """Change the mask at every trained stretch of some rows."""
-
-    def put(rows: list[Row], bound: ModelTemplate) -> list[Row]:
-        changed = []
-        for number, row in enumerate(rows):
-            mask = trained_of(row)
-            for first, last in spans(row) if which(number) else ():
-                edit(mask, first, last)
-            changed.append(relabel(row, mask))
-        return changed
-
-    return put
-
-
-def without(row: Row, places: Sequence[int]) -> Row:
-    """A row without some tokens."""
-    kept = [n for n in range(len(row["input_ids"])) if n not in set(places)]
-    return {name: [values[n] for n in kept] for name, values in row.items()}
-
-
-def with_tokens(row: Row, at: int, ids: Sequence[int], *, trained: bool = False) -> Row:
-    """A row with more tokens at a place."""
+def spliced(row: Row, first: int, last: int, ids: Sequence[int], *, trained: bool = False) -> Row:
+    """A row with other tokens at a place."""
     labels = list(ids) if trained else [-100] * len(ids)
-    return {
-        "input_ids": [*row["input_ids"][:at], *ids, *row["input_ids"][at:]],
-        "labels": [*row["labels"][:at], *labels, *row["labels"][at:]],
-    }
+    values = {"input_ids": list(ids), "labels": labels}
+    return {name: [*row[name][:first], *values[name], *row[name][last:]] for name in row}
 
 
 def joined(rows: Sequence[Row], size: int, *, boundaries: str = "") -> list[Row]:
@@ -201,11 +129,22 @@ def joined(rows: Sequence[Row], size: int, *, boundaries: str = "") -> list[Row]
         part = rows[first : first + size]
         row = {name: [value for one in part for value in one[name]] for name in ("input_ids", "labels")}
         lengths = [len(one["input_ids"]) for one in part]
-        if boundaries == "seq_lengths":
-            row["seq_lengths"] = lengths
-        elif boundaries == "position_ids":
-            row["position_ids"] = [n for length in lengths for n in range(length)]
-        elif boundaries == "seq_start_id":
-            row["seq_start_id"] = np.cumsum([0, *lengths[:-1]]).tolist()
-        packed.append(row)
+        columns = {
+            "seq_lengths": lengths,
+            "position_ids": [n for length in lengths for n in range(length)],
+            "seq_start_id": np.cumsum([0, *lengths[:-1]]).tolist(),
+        }
+        packed.append(row | ({boundaries: columns[boundaries]} if boundaries else {}))
     return packed
+
+
+def padded(rows: Sequence[Row], fill: int, *, left: bool = False) -> dict[str, Any]:
+    """A batch of one width, filled up with a token: only the attention mask says what is padding."""
+    width = max(len(row["input_ids"]) for row in rows)
+    batch: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
+    for row in rows:
+        pad = width - len(row["input_ids"])
+        full = row | {"attention_mask": [1] * len(row["input_ids"])}
+        for name, value in (("input_ids", fill), ("labels", -100), ("attention_mask", 0)):
+            batch[name].append([value] * pad + full[name] if left else full[name] + [value] * pad)
+    return {name: np.array(values) for name, values in batch.items()}

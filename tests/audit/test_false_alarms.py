@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from chatmill import Conversation, Message, Role, audit
+from chatmill import Conversation, Message, Role, audit, load_tokenizer
 from chatmill.read.conversations import read_conversations
 from chatmill.render.jinja.options import Unproved
 from chatmill.render.registry import bind, find_template, given_options
-from tests.audit.sets import DAY, bound_template, clean_rows, conversations, joined
+from tests.audit.sets import DAY, bound_template, clean_rows, conversations, joined, said
 from tests.data.tokenizer_files import loaded
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
@@ -59,7 +59,6 @@ def test_nothing_is_found_in_real_conversations(name: str) -> None:
 def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
     """The mask of `apply_chat_template` under a template whose tags agree with the proof."""
     pytest.importorskip("transformers")
-    from chatmill import load_tokenizer
     from tools.mask_differences import byte_tokenizer
 
     tagged = (
@@ -69,44 +68,38 @@ def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
     )
     peer = byte_tokenizer(tagged)
-    bound = bind(peer, load_tokenizer(peer), given_options(None, "2026-01-01"))
+    bound = bind(peer, load_tokenizer(peer), given_options(None, DAY))
     plain = [one for one in sample() if not one.tools and not any(m.tool_calls or m.name for m in one.messages)]
     rows = []
     for one in plain:
         messages = [{"role": str(m.role.value), "content": m.content} for m in one.messages]
         made = peer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        rows.append({"input_ids": made["input_ids"], "assistant_masks": made["assistant_masks"]})
+        rows.append({name: made[name] for name in ("input_ids", "assistant_masks")})
     for source in (None, plain):
         report = audit(rows, bound, source=source)
         assert report.findings == ()
         assert report.trained
 
 
-def _said(*texts: str, weight: float | None = None) -> Conversation:
-    """A conversation of `user: text` and `assistant: text`; `weight` is that of the last message."""
-    turns = [Message(Role(role), text) for role, _, text in (one.partition(": ") for one in texts)]
-    return Conversation((*turns[:-1], turns[-1]._replace(weight=weight)))
-
-
 SURE = ("user: Now?", "assistant: Yes.", "user: Sure?")
 ODD = {
     "answers of one size, a few tokens apart": (
         "mistral_nemo",
-        [_said("user: ?", "assistant: Yes", "user: !", "assistant: Why", weight=weight) for weight in (None, 0.0)],
+        [said("user: ?", "assistant: Yes", "user: !", "assistant: Why", weight=weight) for weight in (None, 0.0)],
     ),
     "answers in a row where the next message is the stop": (
         "glm4_5",
-        [_said("user: Now?", "assistant: Yes.", "assistant: Or later.")],
+        [said("user: Now?", "assistant: Yes.", "assistant: Or later.")],
     ),
-    "a developer": ("llama3", [_said("developer: Be kind.", "user: Now?", "assistant: Yes, now.")]),
-    "a last question, with nothing written after it": ("mistral_nemo", [_said(*SURE)]),
+    "a developer": ("llama3", [said("developer: Be kind.", "user: Now?", "assistant: Yes, now.")]),
+    "a last question, with nothing written after it": ("mistral_nemo", [said(*SURE)]),
     "a last answer that is not trained": (
         "glm4_5",
-        [_said(*SURE, f"assistant: {word}", weight=0.0) for word in ("Yes", "Not")],
+        [said(*SURE, f"assistant: {word}", weight=0.0) for word in ("Yes", "Not")],
     ),
     "an answer that is context and merges with its prompt": (
         "qwen3, real",
-        [_said("user: Now?", "assistant: \nYes.", "user: Sure?", "assistant: Quite sure.")],
+        [said("user: Now?", "assistant: \nYes.", "user: Sure?", "assistant: Quite sure.")],
     ),
 }
 
@@ -124,8 +117,8 @@ def test_nothing_is_found_in_odd_conversations(name: str) -> None:
 def test_tools_that_a_template_writes_between_messages_are_not_spelled() -> None:
     bound = bound_template("granite")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes, now."))
-    report = audit(clean_rows(bound, [Conversation(turns, tools=(tool,))]), bound)
+    chat = Conversation(said("user: Now?", "assistant: Yes, now.").messages, tools=(tool,))
+    report = audit(clean_rows(bound, [chat]), bound)
     assert report.findings == ()
     assert any("special tokens" in sentence for sentence in report.unknown)
 
@@ -157,23 +150,19 @@ def test_rows_that_are_cut_at_one_length_have_no_answers_without_a_stop(limit: i
 def test_turns_are_known_where_answers_without_proof_are_left_untrained() -> None:
     """A probe whose answer has no proof says nothing about where answers begin."""
     strict = bound_template("qwen2_5")
-    lenient = bind(
-        find_template("qwen2_5"), strict.tokenizer, replace(given_options(None, DAY), unproved=Unproved.UNTRAINED)
-    )
-    report = audit(clean_rows(strict), lenient)
-    assert report.findings == ()
-    assert report.unknown == ()
+    untrained = replace(given_options(None, DAY), unproved=Unproved.UNTRAINED)
+    report = audit(clean_rows(strict), bind(find_template("qwen2_5"), strict.tokenizer, untrained))
+    assert (report.findings, report.unknown) == ((), ())
     assert report.answers
 
 
-def numbers(first: int) -> str:
-    return " ".join(str(first * 97 + step * 31 + 1000) for step in range(30))
-
-
-def talk(number: int, size: int, *before: Message) -> Conversation:
-    """A conversation; two of the same number share a beginning."""
-    roles = (Role.USER, Role.ASSISTANT)
-    return Conversation((*before, *(Message(roles[k % 2], numbers(number * 8 + k)) for k in range(size))))
+def talk(number: int, size: int, system: str = "") -> Conversation:
+    """A conversation of numbers; two of the same number share a beginning."""
+    turns = [Message(Role.SYSTEM, system)] if system else []
+    for k in range(size):
+        text = " ".join(str((number * 8 + k) * 97 + step * 31 + 1000) for step in range(30))
+        turns.append(Message((Role.USER, Role.ASSISTANT)[k % 2], text))
+    return Conversation(tuple(turns))
 
 
 def test_rows_that_begin_like_other_records_are_not_packed() -> None:
@@ -182,20 +171,18 @@ def test_rows_that_begin_like_other_records_are_not_packed() -> None:
     chats = [talk(number, size) for number in range(4) for size in (2, 4, 6, 8)]
     rows = clean_rows(other, chats)
     assert [one.code for one in audit(rows, bound, source=chats).findings] == ["template_differs"]
-    packed = joined(rows, 4)
-    codes = [one.code for one in audit(packed, bound, source=chats).findings]
+    codes = [one.code for one in audit(joined(rows, 4), bound, source=chats).findings]
     assert codes == ["unbounded"], "where each of them is there, they are"
 
 
 def test_a_system_text_that_comes_again_after_an_answer_is_another_document() -> None:
     bound = bound_template("chatml")
-    alike = clean_rows(bound, [talk(n, 2, Message(Role.SYSTEM, "Be brief.")) for n in range(6)])
-    packed = joined(alike, 3)
-    report = audit(packed, bound)
+    alike = clean_rows(bound, [talk(n, 2, "Be brief.") for n in range(6)])
+    report = audit(joined(alike, 3), bound)
     assert [(one.code, one.count) for one in report.findings] == [("unbounded", 2)]
     assert audit(alike, bound).findings == ()
     assert audit(joined(alike, 3, boundaries="seq_lengths"), bound).findings == (), "with boundaries they are apart"
-    other = clean_rows(bound, [talk(n, 2, Message(Role.SYSTEM, f"Be brief, {n}.")) for n in range(3)])
+    other = clean_rows(bound, [talk(n, 2, f"Be brief, {n}.") for n in range(3)])
     report = audit(joined(other, 3), bound)
     assert report.findings == ()
     assert any("system message after an answer" in one for one in report.unknown)
@@ -204,8 +191,7 @@ def test_a_system_text_that_comes_again_after_an_answer_is_another_document() ->
 def test_rows_that_are_all_full_may_be_packed() -> None:
     bound = bound_template("chatml")
     rows = clean_rows(bound, [talk(n, 2) for n in range(20, 44)])
-    packed = joined(rows, 3)
-    report = audit(packed, bound)
+    report = audit(joined(rows, 3), bound)
     assert report.findings == ()
     assert any("as packed rows are" in one for one in report.unknown)
     assert audit(rows, bound).unknown == ()

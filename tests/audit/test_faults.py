@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from chatmill import Conversation, Message, Role, audit
+from chatmill import Conversation, audit
 from chatmill.auditor.findings import RULES
-from tests.audit.faults import FAULTS
+from tests.audit.faults import FAULTS, Fault
 from tests.audit.sets import (
     CLEAN,
-    Fault,
-    Row,
     bound_template,
     clean_rows,
     conversations,
     joined,
     relabel,
+    said,
     spans,
     trained_of,
 )
 
-ELSEWHERE = {"earlier_untrained", "unwanted_trained", "padding_left", "keys_missing",
-             "keys_needed"}  # fmt: skip
-"""Codes that are tested below, in `test_open` and in `test_hybrid`."""
+ELSEWHERE = {"earlier_untrained", "unwanted_trained", "padding_left", "keys_missing", "keys_needed"}
+"""Codes that are tested below and in `test_batches`."""
+CHATML = bound_template("chatml")
+
+
+def codes(report: Any) -> set[str]:
+    return {one.code for one in (*report.findings, *report.notes)}
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])
@@ -36,8 +41,7 @@ def test_clean_sets_give_no_finding(name: str, with_source: bool) -> None:
     assert report.passed
     if with_source:
         assert report.source is not None
-        assert report.source["equal"] == len(rows)
-        assert report.source["missing"] == 0
+        assert (report.source["equal"], report.source["missing"]) == (len(rows), 0)
 
 
 @pytest.mark.parametrize("boundaries", ["seq_lengths", "position_ids", "seq_start_id"])
@@ -46,13 +50,10 @@ def test_packed_rows_with_boundaries_give_no_finding(name: str, boundaries: str)
     bound = bound_template(name)
     rows = clean_rows(bound)
     report = audit(joined(rows, 3, boundaries=boundaries), bound)
-    assert report.findings == ()
-    assert report.documents == len(rows)
-    assert report.boundaries == boundaries
+    assert (report.findings, report.documents, report.boundaries) == ((), len(rows), boundaries)
 
 
 def test_every_kind_of_finding_has_a_fault() -> None:
-    """Packed notes and answers that records leave out have tests of their own."""
     assert len(FAULTS) >= 30
     assert set(RULES) - {fault.code for fault in FAULTS} - {fault.alone for fault in FAULTS} == ELSEWHERE
 
@@ -63,13 +64,12 @@ def test_a_seeded_fault_is_found_and_named_right(fault: Fault, with_source: bool
     bound = bound_template(fault.template)
     rows = fault.put(clean_rows(bound), bound)
     report = audit(rows, bound, source=conversations() if with_source else None)
-    codes = {finding.code for finding in (*report.findings, *report.notes)}
     if fault.needs_source and not with_source:
         assert report.findings == ()  # nor anything else
         return
     code = fault.code if with_source else fault.alone or fault.code
-    assert code in codes
-    assert codes - {code} <= fault.others
+    assert code in codes(report)
+    assert codes(report) - {code} <= fault.others
     found = next(one for one in (*report.findings, *report.notes) if one.code == code)
     assert found.count
     assert found.examples
@@ -79,11 +79,11 @@ def test_a_seeded_fault_is_found_and_named_right(fault: Fault, with_source: bool
 def test_short_answers_that_later_rows_show_as_context_are_no_fault() -> None:
     """Qwen3 gives each turn a document of its own, and shows earlier answers without their thinking."""
     bound = bound_template("qwen3")
-    turns = [Message(Role.USER, "Can you?"), Message(Role.ASSISTANT, "No."), Message(Role.USER, "Why not?")]
-    chats = [Conversation((*turns, Message(Role.ASSISTANT, "There are many reasons.")))]
+    turns = ("user: Can you?", "assistant: No.", "user: Why not?", "assistant: There are many reasons.")
     calls, result, says = conversations()[4].messages[-3:]
-    loop = (turns[0], calls._replace(reasoning="Look."), result, says._replace(reasoning="Seen."))
-    chats.append(Conversation(loop))  # two answers of one row are trained: last answers are not all there is
+    asked = said(turns[0]).messages[0]
+    loop = (asked, calls._replace(reasoning="Look."), result, says._replace(reasoning="Seen."))
+    chats = [said(*turns), Conversation(loop)]  # two answers of one row are trained: last answers are not all there is
     rows = clean_rows(bound, chats)
     assert len(rows) == 3
     report = audit(rows, bound)
@@ -93,41 +93,30 @@ def test_short_answers_that_later_rows_show_as_context_are_no_fault() -> None:
 
 # ---- what the maker of a set may have wanted
 
-CHATML = bound_template("chatml")
-
 
 def chats(*weights: float | None) -> list[Conversation]:
     """Conversations of as many turns as there are weights."""
+    texts = ("user: Question {turn} of {n}?", "assistant: The answer to question {n} is number {turn}.")
     made = []
     for n in range(4):
-        turns: list[Message] = []
-        for turn, weight in enumerate(weights):
-            turns.append(Message(Role.USER, f"Question {turn} of {n}?"))
-            turns.append(Message(Role.ASSISTANT, f"The answer to question {n} is number {turn}.", weight=weight))
-        made.append(Conversation(tuple(turns)))
+        turns = [said(*(one.format(n=n, turn=turn) for one in texts), weight=w) for turn, w in enumerate(weights)]
+        made.append(Conversation(tuple(message for turn in turns for message in turn.messages)))
     return made
 
 
-def codes(report: object) -> set[str]:
-    return {one.code for one in (*report.findings, *report.notes)}  # type: ignore[attr-defined]
-
-
-def test_last_answers_that_the_record_leaves_out_are_no_finding() -> None:
+def test_last_answers_that_the_record_leaves_out_are_known_with_the_source() -> None:
     source = chats(None, 0.0)
-    report = audit(clean_rows(CHATML, source), CHATML, source=source)
-    assert codes(report) == set()
-    assert report.unknown == ()
-
-
-def test_without_the_source_they_are_unknown() -> None:
-    report = audit(clean_rows(CHATML, chats(None, 0.0)), CHATML)
+    rows = clean_rows(CHATML, source)
+    report = audit(rows, CHATML, source=source)
+    assert (codes(report), report.unknown) == (set(), ())
+    report = audit(rows, CHATML)
     assert report.passed
     assert codes(report) == {"last_untrained"}
     assert report.unknown == ("Whether 4 answers were left out of training on purpose: --source shows it",)
 
 
 def test_a_document_without_wanted_answers_may_train_nothing() -> None:
-    source = [*chats(None), Conversation((Message(Role.USER, "And?"), Message(Role.ASSISTANT, "No.", weight=0.0)))]
+    source = [*chats(None), said("user: And?", "assistant: No.", weight=0.0)]
     rows = clean_rows(CHATML, source)
     assert not trained_of(rows[-1]).any()
     assert codes(audit(rows, CHATML, source=source)) == set()
@@ -138,36 +127,28 @@ def test_a_document_without_wanted_answers_may_train_nothing() -> None:
 def test_answers_that_are_trained_against_the_record_are_a_fault(weights: tuple[float | None, ...]) -> None:
     rows = clean_rows(CHATML, chats(None, None))
     report = audit(rows, CHATML, source=chats(*weights))
-    assert [one.code for one in report.findings] == ["unwanted_trained"]
-    assert report.findings[0].count == 4
+    assert [(one.code, one.count) for one in report.findings] == [("unwanted_trained", 4)]
     assert codes(audit(rows, CHATML)) == set()
 
 
 def test_messages_of_others_that_the_record_wants_trained_are_no_fault() -> None:
-    def wanted(conversation: Conversation) -> Conversation:
-        first, *rest = conversation.messages
-        return Conversation((first._replace(weight=1.0), *rest))
-
-    source = [wanted(one) for one in chats(None)]
-    size = len("Question 0 of 0?")
+    plain = [one.messages for one in chats(None)]
+    source = [Conversation((first._replace(weight=1.0), *rest)) for first, *rest in plain]
     rows = []
     for row in clean_rows(CHATML, source):
         mask = trained_of(row)
-        mask[6 : 6 + size] = True
+        mask[6 : 6 + len("Question 0 of 0?")] = True
         rows.append(relabel(row, mask))
     assert codes(audit(rows, CHATML, source=source)) == set()
     assert codes(audit(rows, CHATML)) == {"context_trained"}
 
 
 def test_last_answers_alone_are_a_note() -> None:
-    def last(row: Row) -> Row:
-        mask = trained_of(row)
-        first, end = spans(row)[0]
+    source, rows = chats(None, None), []
+    for row in clean_rows(CHATML, source):
+        mask, (first, end) = trained_of(row), spans(row)[0]
         mask[first:end] = False
-        return relabel(row, mask)
-
-    source = chats(None, None)
-    rows = [last(row) for row in clean_rows(CHATML, source)]
+        rows.append(relabel(row, mask))
     for report in (audit(rows, CHATML), audit(rows, CHATML, source=source)):
         assert report.passed
         assert codes(report) == {"earlier_untrained"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ import chatmill
 import chatmill.auditor.run  # imports of its libraries draw random numbers, as any import may
 from chatmill.errors import ConfigError, DataError
 from chatmill.render.registry import bind, find_template
-from tests.audit.sets import Row, clean_rows, conversations, write_tokenizer
+from tests.audit.sets import Row, clean_rows, conversations, padded, write_tokenizer
+from tests.compiler.builds import talk, write_jsonl
 from tests.images.model_folders import FAMILIES, picture, processor_of, write_model
 from tests.pages import run_python
 from tests.train.ranks import run_two_ranks
@@ -42,13 +46,7 @@ class Padding:
         random.random()
         np.random.rand()
         torch.rand(1)
-        width = max(len(one["input_ids"]) for one in features)
-        fills = {"input_ids": 0, "labels": -100, "attention_mask": 0}
-        full = [{**one, "attention_mask": [1] * len(one["input_ids"])} for one in features]
-        return {
-            name: torch.tensor([one[name] + [fill] * (width - len(one[name])) for one in full])
-            for name, fill in fills.items()
-        }
+        return {name: torch.from_numpy(values) for name, values in padded(features, 0).items()}
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -123,8 +121,7 @@ def test_processes_audit_their_own_batches_and_the_first_one_speaks(
     full = [row | {"labels": row["input_ids"]} for row in rows]
     odd = [full[n] if n // 2 % 2 else row for n, row in enumerate(rows)]
     (tmp_path / "rows.json").write_text(json.dumps([odd[:8], full[:8], rows[:8]]))
-    program = Path(__file__).with_name("train_ranks.py")
-    run_two_ranks(program, folder, tmp_path, preload=("transformers", "chatmill", "tests.audit.test_live"))
+    run_two_ranks(Path(__file__), folder, tmp_path, preload=("transformers", "chatmill", "tests.audit.test_live"))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     for one in (*first, *second):
         callback, trained = one["reports"]
@@ -136,6 +133,30 @@ def test_processes_audit_their_own_batches_and_the_first_one_speaks(
     told = [[f"Process {n} of 2:" in run["printed"] for n in (0, 1)] for run in first]
     assert told == [[True, True], [True, False], [True, False]]
     assert ["mask_full" in run["printed"] for run in first] == [True, True, False]
+
+
+def train_as_one_of_two(rank: int, folder: Path, out: Path) -> None:
+    """Train on every set of rows in their order: process 0 has the batches 0, 2, ..., process 1 the others."""
+    hf.Trainer._get_train_sampler = lambda trainer, *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
+    found = []
+    for rows in json.loads((out / "rows.json").read_text()):
+        seen: list[Any] = []
+
+        def collate(features: Any, seen: list[Any] = seen) -> Any:
+            seen.append(Padding()(features))
+            return seen[-1]
+
+        callback, printed = chatmill.AuditCallback(batches=2), io.StringIO()
+        trainer = trainer_of(folder, rows, out / "run", callback, steps=2, data_collator=collate)
+        with contextlib.redirect_stdout(printed):
+            trainer.train()
+        trained = chatmill.audit(seen[2:4], tokenizer_of(folder))  # the first two were read by the callback
+        assert callback.report is not None
+        reports = [one.as_json() | {"name": ""} for one in (callback.report, trained)]
+        found.append({"reports": reports, "printed": printed.getvalue()})
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def test_a_trainer_is_audited_in_one_line(folder: Path, rows: list[Row], tmp_path: Path) -> None:
@@ -220,20 +241,13 @@ def test_collators_with_pictures(name: str, tmp_path: Path) -> None:
 
 def test_packed_rows_with_pictures_are_known_by_their_positions_and_compared_with_the_source(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "qwen3_vl")
+    records = []
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(picture(64 + 32 * number, 100))
-    lines = [
-        {
-            "messages": [
-                {"role": "user", "content": f"<image>What is number {number}?"},
-                {"role": "assistant", "content": "A circle."},
-            ],
-            "images": [f"{number}.png"],
-        }
-        for number in range(3)
-    ]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recipe = {"sources": [{"path": str(tmp_path / "chats.jsonl")}], "tokenizer": str(model)}
+        messages = talk(f"<image>What is number {number}?", "A circle.")
+        records.append({"messages": messages, "images": [f"{number}.png"]})
+    source = write_jsonl(tmp_path / "chats.jsonl", records)
+    recipe = {"sources": [{"path": str(source)}], "tokenizer": str(model)}
     chatmill.build(recipe, tmp_path / "built", workers=0)
     collator = chatmill.DataCollatorForCausalLM(hf.AutoTokenizer.from_pretrained(model))
     loader = torch.utils.data.DataLoader(
@@ -241,7 +255,7 @@ def test_packed_rows_with_pictures_are_known_by_their_positions_and_compared_wit
         collate_fn=chatmill.PictureCollator(collator, model, tmp_path),
     )
     assert next(iter(loader))["position_ids"].ndim == 3
-    report = chatmill.audit(loader, model, batches=5, source=tmp_path / "chats.jsonl")
+    report = chatmill.audit(loader, model, batches=5, source=source)
     assert (report.rows, report.documents, report.findings) == (1, 3, ())
     assert report.source is not None
     assert (report.source["equal"], report.source["missing"]) == (3, 0)
@@ -252,3 +266,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATMILL_AUDIT", "2")
     names = run_python("commands/audit.md", blocks=2)
     assert names["report"].verdict == "1 kind of fault found: everything trained."
+
+
+if __name__ == "__main__":
+    train_as_one_of_two(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
