@@ -82,7 +82,7 @@ def mistake(said: str, kind: Any, value: Any, name: str = "") -> str:
 def _fields(kind: Any) -> dict[str, Any]:
     """Find the field types of the struct in a type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return {field.name: field.type for field in msgspec.structs.fields(kind)}
+        return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     return next((fields for part in get_args(kind) if (fields := _fields(part))), {})
 
 

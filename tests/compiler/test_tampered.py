@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from tests.distill.inputs import chat, row, write_input
 
 OUTSIDE = ["a/../../x", "/etc/x", "", "..", "a\\b", "a//b"]
 """No path of a file inside of a folder."""
-Check = Callable[[Path], Any]
+Check = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,36 @@ def test_every_changed_byte_is_refused_or_found(kind: str, home: Path, tmp_path:
         (folder / name).write_bytes(made)
         assert is_noticed(check, folder), (at, bytes(made)[max(0, at - 20) : at + 20])
     assert tried > 30
+
+
+def places(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all keys of a receipt, and to the first element of each list."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content[:1]):
+        yield (*at, key)
+        if isinstance(value, dict | list) and key not in ("files", "recipe", "ledger", "about"):
+            yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sealed_receipt_that_lacks_anything_ends_in_no_traceback(kind: str, home: Path, tmp_path: Path) -> None:
+    name, check, read = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    original = json.loads((folder / name).read_bytes())
+    for *way, key in places(original):
+        for is_lost in (True, False):
+            content = copy.deepcopy(original)
+            holder = reduce(getitem, way, content)
+            if is_lost:
+                del holder[key]
+            else:
+                holder[key] = None
+            (folder / name).write_bytes(receipt_bytes(sealed(content)))
+            for look in (read, check, open_for_looking, lambda folder: diff_datasets(folder, home / kind)):
+                with contextlib.suppress(ChatmillError):
+                    look(folder)
+            if kind == "kd" and way and way[0] in ("input", "splits"):
+                with contextlib.suppress(ChatmillError):
+                    check(folder, deep=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -77,7 +77,11 @@ def verify_synth_kd(
 def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, book: VerifyReport) -> None:
     """Render the rows of the input again with openai-harmony, and compare every document with its row."""
     said, named = manifest["input"], manifest["tokenizer"]["path"]
-    source = read_input(said["path"]).taking([shard["rows_used"] for shard in said["shards"]])
+    source = read_input(said["path"])
+    listed = [said["shards"], *(manifest["splits"][split]["shards"] for split in KDSplit)]
+    if any(len(shards) != len(source.shards) for shards in listed):
+        raise FormatError(f"{MANIFEST} does not list one shard for each of the {len(source.shards)} of {said['path']}")
+    source = source.taking([shard["rows_used"] for shard in said["shards"]])
     vocabulary, _ = vocabulary_file(None if named == BUNDLED else named)
     versions = (manifest["package_version"], manifest["renderer"]["version"])
     config = KDConfig(**{name: value for name, value in manifest["config"].items() if name in KDConfig.__slots__})

@@ -41,20 +41,68 @@ class _FileOfOthers(Struct):
     sha256: Sha256
 
 
+class _Named(Struct):
+    name: str
+    fingerprint: str
+
+
+class _Tokenizer(_Named):
+    given_as: Any
+    vocab_size: Count
+    eos_id: Count | None
+    pad_id: Count
+
+
+class _Input(_File):
+    path: str
+    source: str
+    records: Count | None
+
+
+class _Scanned(Struct, rename={"home": "from"}):
+    home: str = ""
+
+
+class _DatasetSplit(Struct):
+    episodes: Count
+    tokens: Count
+
+
 class _Dataset(Struct):
-    """What a reader of a receipt relies on where its seal is wrong: the names that become paths, and its files."""
+    """What readers of a manifest rely on, names that become paths among it."""
 
     format: Literal["chatmill-dataset"]
     format_version: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
-    splits: dict[SplitName, dict[str, Any]]
+    package_version: str
+    fingerprint: Sha256
+    recipe: dict[str, Any]
+    inputs: list[_Input]
+    scanned: list[_Scanned]
+    tokenizer: _Tokenizer
+    template: _Named
+    policy: _Named
+    splits: dict[SplitName, _DatasetSplit]
+    ledger: dict[str, Any]
     files: dict[InnerPath, _File]
     contents_sha256: Sha256
+
+
+class _ExportSource(Struct):
+    about: dict[str, Any]
+
+
+class _ExportSplit(Struct):
+    documents: Count
+    tokens: Count
+    trained: Count
 
 
 class _Export(Struct):
     format: Literal["chatmill-export"]
     format_version: Annotated[int, Meta(ge=EXPORT_VERSION, le=EXPORT_VERSION)]
-    splits: dict[SplitName, dict[str, Any]]
+    to: str
+    source: _ExportSource
+    splits: dict[SplitName, _ExportSplit]
     files: dict[InnerPath, _FileOfOthers]
     contents_sha256: Sha256
 
@@ -65,10 +113,16 @@ class _KDFile(_FileOfOthers):
 
 class _KDShard(Struct):
     name: SplitName
+    rows: Count
+    tokens: Count
     files: list[_KDFile]
 
 
 class _KDSplit(Struct):
+    rows: Count
+    tokens: Count
+    trained_tokens: Count
+    span_tokens: dict[str, Count]
     shards: list[_KDShard]
 
 
@@ -81,10 +135,38 @@ class _KDFailed(Struct):
     file: _KDFile | None
 
 
+class _KDTokenizer(Struct):
+    path: str
+    vocab_size: Count
+
+
+class _KDInputShard(Struct):
+    rows_used: Count
+
+
+class _KDInput(Struct):
+    path: str
+    shards: list[_KDInputShard]
+
+
+class _KDRenderer(Struct):
+    version: str
+
+
 class _KD(Struct):
     schema_version: Literal["synth_kd_v1"]
+    created_unix_s: Count
+    git_sha: str | None
+    package_version: str
+    fingerprint: Sha256
+    config: dict[str, Any]
+    tokenizer: _KDTokenizer
+    input: _KDInput
+    renderer: _KDRenderer
+    split: dict[str, Any]
     splits: _KDSplits
     failed: _KDFailed
+    ledger: dict[str, Any]
     contents_sha256: Sha256
 
 
