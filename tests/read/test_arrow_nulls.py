@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from chatmill.core.ledger import Ledger
 from chatmill.prove.verify import verify
 from chatmill.read.arrow_nulls import has_arrow_nulls
 from chatmill.read.conversations import DETECT_RECORDS, ConversationFile
-from chatmill.read.files import without_nulls
+from chatmill.read.files import read_records, without_nulls
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, write_jsonl
-
-CONVERSATIONS = sorted((Path(__file__).parents[1] / "data" / "conversations").glob("*.jsonl.gz"))
+from tests.compiler.builds import CHATML, OPEN_GATES, write_jsonl
+from tests.conftest import CONVERSATION_FILES, DATA
 
 
 def with_objects(record: dict[str, Any]) -> dict[str, Any]:
@@ -37,8 +35,7 @@ def with_objects(record: dict[str, Any]) -> dict[str, Any]:
 
 def called(name: str) -> list[dict[str, Any]]:
     """The records of a file that have calls."""
-    (path,) = (path for path in CONVERSATIONS if path.name == f"{name}.jsonl.gz")
-    read = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    read = [raw.value for raw in read_records(DATA / "conversations" / f"{name}.jsonl.gz")]
     return [record for record in read if any(message.get("tool_calls") for message in record["messages"])]
 
 
@@ -54,13 +51,11 @@ def test_a_round_trip_through_datasets_gives_the_same_rows(tmp_path: Path) -> No
     write_jsonl(tmp_path / "c.jsonl", records)
     assert ConversationFile(damaged).shape.name == "arrow openai"
     rows = []
-    for file in ("c", "d"):
-        recipe = {"sources": [{"path": str(tmp_path / f"{file}.jsonl"), "name": "x"}], "tokenizer": "bytes"}
-        recipe |= {"template": "qwen3", "add_control_tokens": True, "gates": OPEN_GATES, "expand": "tree"}
-        made = run_build(recipe, tmp_path / file, workers=0)
-        assert Ledger.from_json(made.manifest["ledger"]).total_notes("records_without_arrow_nulls") == (
-            0 if file == "c" else len(records)
-        )
+    recipe: dict[str, Any] = {**CHATML, "template": "qwen3", "gates": OPEN_GATES, "expand": "tree"}
+    for file, changed in (("c", 0), ("d", len(records))):
+        sources = [{"path": str(tmp_path / f"{file}.jsonl"), "name": "x"}]
+        made = run_build({**recipe, "sources": sources}, tmp_path / file, workers=0)
+        assert Ledger.from_json(made.manifest["ledger"]).total_notes("records_without_arrow_nulls") == changed
         rows.append([(one.ids.tolist(), one.trained) for one in EpisodeDataset(tmp_path / file)])
     assert rows[0] == rows[1]
     shortest = sorted(damaged.read_text().splitlines(), key=len)[:2]  # the slow reference takes seconds for a long one
@@ -76,16 +71,14 @@ def test_tools_are_what_they_were(name: str, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "c.jsonl", records)
     clean, read = (list(ConversationFile(tmp_path / f"{file}.jsonl")) for file in "cd")
     assert [one.messages for one in clean] == [one.messages for one in read]
-    assert [json.dumps(one.tools, sort_keys=True) for one in clean] == [
-        json.dumps(one.tools, sort_keys=True) for one in read
-    ]
+    tools = [[json.dumps(one.tools, sort_keys=True) for one in some] for some in (clean, read)]
+    assert tools[0] == tools[1]
     assert all("null" in line for line in (tmp_path / "d.jsonl").read_text().splitlines())
 
 
 def test_real_conversations_are_not_taken_for_damaged_ones() -> None:
-    for path in CONVERSATIONS:
-        lines = gzip.decompress(path.read_bytes()).splitlines()[:DETECT_RECORDS]
-        assert not has_arrow_nulls([json.loads(line) for line in lines]), path
+    for path in CONVERSATION_FILES:
+        assert not has_arrow_nulls([raw.value for raw in read_records(path)][:DETECT_RECORDS]), path
 
 
 VALUES = st.integers(-5, 5) | st.none()
@@ -95,12 +88,8 @@ ARGUMENTS = st.fixed_dictionaries({}, optional=dict.fromkeys("abcd", VALUES))
 @given(st.lists(st.tuples(st.sampled_from(["look", "go"]), ARGUMENTS), min_size=2, max_size=6))
 @settings(max_examples=200)
 def test_what_arrow_has_filled_is_emptied_and_nothing_else(calls: list[tuple[str, dict[str, Any]]]) -> None:
-    record = {
-        "messages": [
-            {"role": "user", "content": "x"},
-            *({"role": "assistant", "tool_calls": [{"name": name, "arguments": given}]} for name, given in calls),
-        ]
-    }
+    answers = ({"role": "assistant", "tool_calls": [{"name": name, "arguments": given}]} for name, given in calls)
+    record = {"messages": [{"role": "user", "content": "x"}, *answers]}
     assert has_arrow_nulls([record]) is False  # user and assistant have different keys
     (filled,) = pa.Table.from_pylist([record]).to_pylist()
     keys = {key for _, given in calls for key in given}
@@ -112,11 +101,9 @@ def test_what_arrow_has_filled_is_emptied_and_nothing_else(calls: list[tuple[str
 
 
 def test_nulls_of_one_function_may_be_its_arguments_and_stay(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": None}]
     call = {"name": "look", "arguments": {"at": None}}
-    record = {
-        "messages": [{**one, "content": "x", "tool_calls": [call] if k else None} for k, one in enumerate(messages)]
-    }
+    turns = ("user", None), ("assistant", [call])
+    record = {"messages": [{"role": role, "content": "x", "tool_calls": calls} for role, calls in turns]}
     path = write_jsonl(tmp_path / "one.jsonl", [record])
     kept, emptied = (next(iter(ConversationFile(path, shape=shape))).messages[1] for shape in (None, "arrow openai"))
     assert [one.tool_calls[0].arguments for one in (kept, emptied)] == ['{"at": null}', "{}"]

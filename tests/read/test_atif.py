@@ -7,37 +7,32 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Role
-from chatmill.core.ledger import Ledger
 from chatmill.errors import RecordError
-from chatmill.prove.verify import verify
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import Raw
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import proved, write_jsonl
 from tests.data.tokenizer_files import loaded, unpacked
 
 atif = pytest.importorskip("atif")
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
 
 
-def ids_of(text: str) -> list[int]:
-    return list(loaded("qwen3").encode_documents([text])[0].tolist())
+SAID = (
+    '<think>\nlook\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>',
+    "<think>\nseen\n</think>\n\nDone: a.txt<|im_end|>",
+)
 
 
 def trajectory(name: str, *, ids: bool = False, prompts: bool = False, version: str = "1.7") -> dict[str, Any]:
     """A task, a call with its result, and an answer; with the tokens of the answers on request."""
-    said = (
-        "<think>\nlook\n</think>\n\n",
-        '<tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>',
-    )
     call = atif.ToolCall(tool_call_id="c1", function_name="run", arguments={"command": "ls"})
     result = atif.ObservationResult(source_call_id="c1", content="a.txt")
-    first, second = ids_of("".join(said)), ids_of("<think>\nseen\n</think>\n\nDone: a.txt<|im_end|>")
-    sent = [11, 12], [11, 12, *first, 13]
+    called = {"tool_calls": [call], "observation": atif.Observation(results=[result])}
+    first, second = (loaded("qwen3").encode_documents([text])[0].tolist() for text in SAID)
     metrics = [
         atif.Metrics(
             prompt_tokens=2,
@@ -45,34 +40,32 @@ def trajectory(name: str, *, ids: bool = False, prompts: bool = False, version: 
             prompt_token_ids=before if prompts else None,
             logprobs=[-0.5] * len(own) if ids else None,
         )
-        for own, before in zip((first, second), sent, strict=True)
+        for before, own in (([11, 12], first), ([11, 12, *first, 13], second))
     ]
     steps = [
-        atif.Step(step_id=1, source="system", message="You are an agent."),
-        atif.Step(step_id=2, source="user", message=[atif.ContentPart(type="text", text="List the files.")]),
-        atif.Step(
-            step_id=3,
-            source="agent",
-            message="",
-            reasoning_content="look",
-            tool_calls=[call],
-            observation=atif.Observation(results=[result]),
-            metrics=metrics[0],
-        ),
-        atif.Step(step_id=4, source="agent", message="Done: a.txt", reasoning_content="seen", metrics=metrics[1]),
+        {"source": "system", "message": "You are an agent."},
+        {"source": "user", "message": [atif.ContentPart(type="text", text="List the files.")]},
+        {"source": "agent", "message": "", "reasoning_content": "look", "metrics": metrics[0]} | called,
+        {"source": "agent", "message": "Done: a.txt", "reasoning_content": "seen", "metrics": metrics[1]},
     ]
-    agent = atif.Agent(name="tester", version="1", tool_definitions=[TOOL])
-    made = atif.Trajectory(schema_version=f"ATIF-v{version}", trajectory_id=name, agent=agent, steps=steps)
+    made = atif.Trajectory(
+        schema_version=f"ATIF-v{version}",
+        trajectory_id=name,
+        agent=atif.Agent(name="tester", version="1", tool_definitions=[TOOL]),
+        steps=[atif.Step(step_id=number, **step) for number, step in enumerate(steps, 1)],
+    )
     return dict(made.to_json_dict())
+
+
+def recipe_of(path: Path, **source: Any) -> dict[str, Any]:
+    return {"sources": [{"path": str(path), **source}], "tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
 
 
 def test_steps_become_messages() -> None:
     record = trajectory("t")
     assert detect_shape([record], "here").name == "atif"
     found = conversation_of(record, find_shape("atif"))
-    assert [message.role for message in found.messages] == [
-        *(Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT)
-    ]
+    assert [message.role.value for message in found.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert found.id == "t"
     assert found.tools == (TOOL,)
     assert found.messages[2].reasoning == "look"
@@ -88,32 +81,20 @@ def test_what_no_model_said_here_is_context(version: str, kind: dict[str, bool])
     record["steps"][3]["llm_call_count"] = 0
     found = conversation_of(record, find_shape("atif"))
     assert [message.weight for message in found.messages if message.role is Role.ASSISTANT] == [0, 0]
-    plain = conversation_of(
-        {**record, "steps": [*record["steps"][:2], {**record["steps"][3], "tool_calls": None}]}, find_shape("atif")
-    )
-    assert len(plain.messages) == 3
+    record["steps"][2:] = [{**record["steps"][3], "tool_calls": None}]
+    assert len(conversation_of(record, find_shape("atif")).messages) == 3
 
 
 def test_a_set_of_trajectories_is_built_and_proved(tmp_path: Path) -> None:
     records = [trajectory("text"), trajectory("ids", ids=True), trajectory("calls", ids=True, prompts=True)]
     path = write_jsonl(tmp_path / "runs.jsonl", records)
-    recipe = {
-        "sources": [{"path": str(path)}],
-        "tokenizer": str(unpacked("qwen3")),
-        "template": "qwen3",
-        "logprobs": True,
-    }
-    ledger = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"])
-    assert verify(tmp_path / "built", deep=True, workers=0).passed
+    ledger = proved({**recipe_of(path), "logprobs": True}, tmp_path / "built")
     assert (ledger.total_notes("sampled_messages"), ledger.total_notes("calls_joined")) == (2, 1)
-    text, ids, calls = (episode for episode in EpisodeDataset(tmp_path / "built"))
+    text, ids, calls = EpisodeDataset(tmp_path / "built")
     assert text.ids.tolist() == ids.ids.tolist()
     assert text.trained == ids.trained == calls.trained
-    steps = records[2]["steps"]
-    assert calls.ids.tolist() == [
-        *steps[3]["metrics"]["prompt_token_ids"],
-        *steps[3]["metrics"]["completion_token_ids"],
-    ]
+    last = records[2]["steps"][3]["metrics"]
+    assert calls.ids.tolist() == [*last["prompt_token_ids"], *last["completion_token_ids"]]
 
 
 def with_subagents() -> dict[str, Any]:
@@ -154,31 +135,16 @@ def test_subagents_become_records_of_their_own(tmp_path: Path) -> None:
     alone = conversation_of(trajectory("first", ids=True), find_shape("atif"))
     assert (found[1].messages, found[1].tools) == (alone.messages, alone.tools)
 
-    recipe = {
-        "sources": [{"path": str(path), "where": "reward > 0", "weight": 2.0}],
-        "tokenizer": str(unpacked("qwen3")),
-        "template": "qwen3",
-        "on_error": "quarantine",
-        "gates": {"records_left_out": 1.0},
-    }
-    ledger = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"])
-    assert verify(tmp_path / "built", deep=True, workers=0).passed
+    recipe = {**recipe_of(path, where="reward > 0", weight=2.0), "on_error": "quarantine"}
+    ledger = proved({**recipe, "gates": {"records_left_out": 1.0}}, tmp_path / "built")
     assert ledger.reasons("quarantined", "skipped") == {"null_content": 1, "messages_type": 1, "where": 4}
     keys = [episode.record_id for episode in EpisodeDataset(tmp_path / "built")]
     used = [*(f"parent{name}" for name in names), *(f"bad{name}" for name in names[2:])]
     assert keys == [name for name in used for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    "embedded",
-    [3, [3], [{}], [{"trajectory_id": "a"}, {"trajectory_id": "a"}]],
-    ids=["a number", "of numbers", "without ids", "two of one id"],
-)
-def test_subagents_that_cannot_be_told_apart_are_refused(embedded: Any) -> None:
-    (raw,) = find_shape("atif").embedded(Raw("", {**trajectory("t"), "subagent_trajectories": embedded}))
-    with pytest.raises(RecordError) as caught:
-        conversation_of(raw.value, find_shape("atif"))
-    assert (caught.value.code, caught.value.path) == ("bad_step", "subagent_trajectories")
+def step(source: str, message: Any = "", **more: Any) -> dict[str, Any]:
+    return {"steps": [{"source": source, "message": message, **more}]}
 
 
 @pytest.mark.parametrize(
@@ -186,37 +152,22 @@ def test_subagents_that_cannot_be_told_apart_are_refused(embedded: Any) -> None:
     [
         ({"schema_version": "ATIF-v2.0"}, "bad_step", "schema_version"),
         ({"steps": []}, "messages_type", "steps"),
-        ({"steps": [{"source": "tool", "message": ""}]}, "unknown_role", "steps[0].source"),
-        ({"steps": [{"source": "user", "message": 3}]}, "content_type", "steps[0].content"),
-        (
-            {"steps": [{"source": "user", "message": "", "observation": {"results": [{}]}}]},
-            "bad_step",
-            "steps[0].observation",
-        ),
-        (
-            {"steps": [{"source": "agent", "message": "", "observation": {"results": [{}]}}]},
-            "null_content",
-            "steps[0].observation.results[0].content",
-        ),
-        ({"steps": [{"source": "agent", "message": "", "observation": 3}]}, "bad_step", "steps[0].observation"),
-        (
-            {"steps": [{"source": "agent", "message": "", "observation": {"results": 3}}]},
-            "bad_step",
-            "steps[0].observation.results",
-        ),
-        (
-            {
-                "steps": [
-                    {"source": "agent", "message": "", "llm_call_count": 2, "metrics": {"completion_token_ids": [1]}}
-                ]
-            },
-            "bad_token_ids",
-            "steps[0].metrics",
+        (step("tool"), "unknown_role", "steps[0].source"),
+        (step("user", 3), "content_type", "steps[0].content"),
+        (step("user", observation={"results": [{}]}), "bad_step", "steps[0].observation"),
+        (step("agent", observation={"results": [{}]}), "null_content", "steps[0].observation.results[0].content"),
+        (step("agent", observation=3), "bad_step", "steps[0].observation"),
+        (step("agent", observation={"results": 3}), "bad_step", "steps[0].observation.results"),
+        (step("agent", llm_call_count=2, metrics={"completion_token_ids": [1]}), "bad_token_ids", "steps[0].metrics"),
+        *(
+            ({"subagent_trajectories": held}, "bad_step", "subagent_trajectories")
+            for held in (3, [3], [{}], [{"trajectory_id": "a"}, {"trajectory_id": "a"}])
         ),
     ],
     ids=str,
 )
-def test_steps_that_cannot_be_read_are_refused(change: dict[str, Any], code: str, path: str) -> None:
+def test_what_cannot_be_read_is_refused(change: dict[str, Any], code: str, path: str) -> None:
+    (raw,) = find_shape("atif").embedded(Raw("", {**trajectory("t"), **change}))
     with pytest.raises(RecordError) as caught:
-        conversation_of({**trajectory("t"), **change}, find_shape("atif"))
+        conversation_of(raw.value, find_shape("atif"))
     assert (caught.value.code, caught.value.path) == (code, path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from datetime import date
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,28 +18,24 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_by_source
 from chatmill.errors import RecordError
 from chatmill.read import rows as reading
-from chatmill.read.files import batch_records
-from chatmill.read.record_shape import Shape, conversation_or_error
+from chatmill.read.files import batch_records, read_records
+from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.read.three_ways import FROM_OPENAI, batch_of
 
 
-def slowly(batch: Any, shape: Shape) -> list[Conversation | RecordError]:
-    raws = batch_records([batch], "f", range(5, 5 + batch.num_rows))
-    return [conversation_or_error(raw, shape, "s") for raw in raws]
-
-
 def same_as_slow(batch: Any, shape: str) -> float:
     """The share of rows that are read by columns, after a comparison of everything."""
     found, errors = read_rows(batch, first=5, path="f", source="s", shape=find_shape(shape))
-    wanted = slowly(batch, find_shape(shape))
-    assert list(map(str, errors)) == [str(item) for item in wanted if isinstance(item, RecordError)]
-    conversations = [item._replace(metadata={}) for item in wanted if isinstance(item, Conversation)]
-    assert [item._replace(metadata={}) for item in found] == conversations
-    assert list(found.keys) == [item.id or item.where for item in conversations]
-    assert found.unused == unused_by_source(item for item in wanted if isinstance(item, Conversation))
+    raws = batch_records([batch], "f", range(5, 5 + batch.num_rows))
+    slow = [conversation_or_error(raw, find_shape(shape), "s") for raw in raws]
+    wanted = [item for item in slow if isinstance(item, Conversation)]
+    assert list(map(str, errors)) == [str(item) for item in slow if isinstance(item, RecordError)]
+    assert [item._replace(metadata={}) for item in found] == [item._replace(metadata={}) for item in wanted]
+    assert list(found.keys) == [item.id or item.where for item in wanted]
+    assert found.unused == unused_by_source(wanted)
     try:
         _, sure = reading._ArrowRows(batch, find_shape(shape), "s", [""] * len(batch)).conversations()
     except (reading._NotSureError, pa.ArrowInvalid):
@@ -60,12 +56,9 @@ def for_arrow(record: dict[str, Any]) -> dict[str, Any]:
 def test_every_bundled_source(shape: str, count: int) -> None:
     shares = []
     for path in CONVERSATION_FILES:
-        records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:count]]
-        rows = [for_arrow(row) for record in records if (row := FROM_OPENAI[shape](record)) is not None]
-        if rows:
-            batch = batch_of(rows)
-            shares.append(same_as_slow(batch, shape))
-            same_as_slow(batch.slice(3, 10), shape)
+        batch = batch_of([for_arrow(FROM_OPENAI[shape](raw.value)) for raw in islice(read_records(path), count)])
+        shares.append(same_as_slow(batch, shape))
+        same_as_slow(batch.slice(3, 10), shape)
     assert np.mean(shares) > (0.7 if shape == "sharegpt" else 0.95), shares
 
 
@@ -194,8 +187,7 @@ def test_texts_that_are_not_utf8() -> None:
 
 @pytest.mark.parametrize("tools", ["[" * 600 + "]" * 600, '[{"n": ' + "1" * 5000 + "}]"], ids=["deep", "long number"])
 def test_tools_that_python_cannot_decode_are_one_bad_record(tools: str) -> None:
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    batch = batch_of([{"messages": messages, "tools": tools}, {"messages": messages, "tools": "[]"}])
+    batch = batch_of([{"messages": [Q, A], "tools": tools}, {"messages": [Q, A], "tools": "[]"}])
     found, errors = read_rows(batch, first=1, path="f", source="s", shape=find_shape("openai"))
     assert [item.where for item in found] == ["f:row 2"]
     assert [error.where for error in errors] == ["f:row 1"]
