@@ -31,7 +31,7 @@ from chatmill.tokenizer.load import with_control_tokens
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import loaded
 from tests.oracles import in_each_way
-from tests.render.one_by_one import items_alone
+from tests.render.jinja.at_hand import items_alone
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()

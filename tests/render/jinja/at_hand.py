@@ -14,9 +14,11 @@ import pytest
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
+from chatmill.render.document_items import Ids, TextPart, items_of
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.model_template import JinjaSource, ModelTemplate, TextDocuments
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tools.template_survey import TODAY, bind_bytes
@@ -72,6 +74,29 @@ def rendered_like_plain_jinja(template: ModelTemplate, records: Sequence[Convers
         plain = template.plain(record, record.options, len(record.messages), prompt=False)
         assert template.tokenizer.decode(rendered.tokens.conversation(place).ids) == plain
     return rendered
+
+
+def items_alone(written: TextDocuments, template: ModelTemplate) -> list[list[Ids | TextPart]]:
+    """The items of every document of a conversation that was written alone, without stretches, plans or columns."""
+    rules = template.rules
+    return [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.documents]
+
+
+def ids_alone(conversation: Conversation, template: ModelTemplate) -> list[list[int]]:
+    """The ids of every document of a conversation; a `RecordError` where it is refused."""
+    rows: list[list[int]] = []
+    for items in items_alone(template.text_documents(conversation), template):
+        pieces: list[list[int] | str] = []
+        for item in items:
+            if isinstance(item, Ids):
+                pieces.append(list(item.ids))
+            elif item.opens or not pieces or not isinstance(pieces[-1], str):
+                pieces.append(item.text)
+            else:
+                pieces[-1] += item.text
+        encoded = (template.tokenizer.encode(piece) if isinstance(piece, str) else piece for piece in pieces)
+        rows.append([one for ids in encoded for one in ids])
+    return rows
 
 
 @cache

@@ -13,8 +13,7 @@ from chatmill.render.document_items import Ids
 from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from tests.render.jinja.at_hand import bound
-from tests.render.one_by_one import items_alone
+from tests.render.jinja.at_hand import bound, items_alone
 
 NAMES = [
     *("trl/qwen3.jinja", "axolotl/qwen_25.jinja", "llamacpp/GLM-4.6.jinja", "llamacpp/openai-gpt-oss-120b.jinja"),
