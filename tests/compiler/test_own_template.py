@@ -72,46 +72,36 @@ def test_another_template_is_compared_with_the_models_own(model: Path, chats: Pa
     assert "3 of 3 sampled conversations get other ids than the model saw" in said
     assert f"{chats}:1, from token" in said
     assert f"choose its own: --template {model}" in said
-    text = recipe_text(look_at([str(chats)], tokenizer=str(model), template="chatml"))
-    assert "3 of 3 sampled" in text
+    assert "3 of 3 sampled" in recipe_text(look_at([str(chats)], tokenizer=str(model), template="chatml"))
+    look = look_at([str(chats)], tokenizer=str(model / "tokenizer.json"))
+    assert (look.recipe.template, look.recipe.add_control_tokens) == (str(model), False)
     same = tmp_path / "same.jinja"
     same.write_text(OWN)
     said = call("build", chats, "-o", tmp_path / "b", "-t", model, "-T", same, "-w", "0")
     assert "writes the same ids: 3 sampled conversations compared" in said
 
 
-def test_init_takes_the_models_own_for_a_file_in_its_folder(model: Path, chats: Path) -> None:
-    look = look_at([str(chats)], tokenizer=str(model / "tokenizer.json"))
-    assert (look.recipe.template, look.recipe.add_control_tokens) == (str(model), False)
-
-
 def test_ids_beyond_the_models_vocabulary_are_an_error(model: Path, chats: Path, tmp_path: Path) -> None:
-    sources: Any = {"sources": [{"path": str(chats)}], "tokenizer": str(model)}
+    sources: dict[str, Any] = {"sources": [{"path": str(chats)}], "tokenizer": str(model)}
     grown = {**sources, "template": "llama3", "add_control_tokens": True}
     with pytest.raises(ConfigError, match=r"adds the id 2,006, and the model has 2,003 ids .*config\.json.*vocab_size"):
         run_build(grown, tmp_path / "a", workers=0)
     run_build({**grown, "vocab_size": 2007}, tmp_path / "b", workers=0)
+    (model / "config.json").unlink()
+    run_build(sources, tmp_path / "c", workers=0)
+    assert len(to_hf_dataset(tmp_path / "c")) == 3
     (model / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 2002}}))
     with pytest.raises(ConfigError, match="the conversations have the id 2,002, and the model has 2,002 ids"):
-        run_build(sources, tmp_path / "c", workers=0)
+        run_build(sources, tmp_path / "d", workers=0)
     assert recipe_of({**sources, "vocab_size": 5}).vocab_size == 5
-
-
-def test_export_and_hf_know_the_models_vocabulary_too(model: Path, chats: Path, tmp_path: Path) -> None:
-    (model / "config.json").unlink()
-    run_build({"sources": [{"path": str(chats)}], "tokenizer": str(model)}, tmp_path / "a", workers=0)
-    assert len(to_hf_dataset(tmp_path / "a")) == 3
-    (model / "config.json").write_text(json.dumps({"vocab_size": 2002}))
-    said = r"has the id 2,002, and the model has 2,002 ids"
-    with pytest.raises(ConfigError, match=said):
-        to_hf_dataset(tmp_path / "a")
-    with pytest.raises(ConfigError, match=said):
-        export_dataset(tmp_path / "a", "parquet")
-    assert len(to_hf_dataset(tmp_path / "a", model=2003)) == 3
-    refused = here("export", tmp_path / "a", "--to", "parquet", "--model", "1000")
+    for use in (to_hf_dataset, lambda folder: export_dataset(folder, "parquet")):
+        with pytest.raises(ConfigError, match=r"has the id 2,002, and the model has 2,002 ids"):
+            use(tmp_path / "c")
+    assert len(to_hf_dataset(tmp_path / "c", model=2003)) == 3
+    refused = here("export", tmp_path / "c", "--to", "parquet", "--model", "1000")
     assert "has the id 2,002, and the model has 1,000 ids" in refused.stderr
     with pytest.raises(ConfigError, match="does not say how many ids"):
-        to_hf_dataset(tmp_path / "a", model=str(tmp_path))
+        to_hf_dataset(tmp_path / "c", model=str(tmp_path))
 
 
 def test_the_comparison_takes_few_conversations_of_much_text(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from chatmill.compiler import chunk_job
 from chatmill.compiler import inputs as inputs_module
-from chatmill.core.kinds import Part, RoleCode, kind, roles_of
+from chatmill.core.kinds import REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.policy import Policy
@@ -22,12 +23,12 @@ from chatmill.prove.columns import check_columns
 from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.receipts import receipt_bytes
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import OPEN_GATES, write_jsonl
 from tests.compiler.verify_sets import (
     build_into,
     command_says,
-    edited,
     files_named,
     recipe,
     records,
@@ -124,11 +125,22 @@ def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatc
     assert found.file == "chunks.jsonl"
 
 
+SEVERAL_TURNS = [record for record in records("oasst_en100", 60) if len(record["messages"]) > 2][:12]
+
+
 @pytest.fixture(scope="module")
-def sound(fast_module: Path, source: Path) -> Path:
-    folder = build_into(fast_module / "sound", small_recipe(source))
+def sound(fast_module: Path) -> Path:
+    """Packed rows under a template that changes earlier turns: rows with answers that are context."""
+    source = write_jsonl(fast_module / "turns.jsonl", [*SEVERAL_TURNS, {"id": "bad", "messages": []}])
+    packed: dict[str, Any] = {"packing": {"overflow": "windows"}, "pack": {"length": 9000}, "gates": OPEN_GATES}
+    folder = build_into(fast_module / "sound", small_recipe(source, template="qwen3", shard_bytes=8000, **packed))
     assert len(EpisodeDataset(folder).shards) > 3
-    assert verify(folder).passed
+    report = verify(folder, deep=True)
+    assert report.passed
+    assert report.counts["answers_proved"] == report.counts["trained_messages"] > 20
+    held = json.loads((folder / "manifest.json").read_bytes())["splits"]["train"]
+    assert (report.counts["rows"], report.counts["padding"]) == (held["rows"], held["padding"])
+    assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
     return folder
 
 
@@ -159,78 +171,75 @@ def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed
     (found,) = [finding for finding in report.findings if finding.file == file and finding.token is not None]
     record = dataset[number].record_id
     assert (found.episode, found.token, found.record) == (number, token, record)
-    assert found.where.endswith(f"chats.jsonl:{number + 1}")
+    line = [one["id"] for one in SEVERAL_TURNS].index(record) + 1
+    assert found.where.endswith(f"turns.jsonl:{line}")
     assert all(part in str(found) for part in (file, f"episode {number}", str(record)))
     assert ("stored: " in str(found)) == (name == "tokens.bin")
     assert any("was changed" in finding.message for finding in report.findings) != is_rehashed
 
 
-def test_the_rows_of_a_plan_are_counted_and_compared(source: Path, fast: Path) -> None:
-    more = {"packing": {"overflow": "windows"}, "pack": {"length": 6000}}
-    folder = build_into(fast / "rows", small_recipe(source, **more))
-    report = verify(folder)
-    assert report.passed
-    held = json.loads((folder / "manifest.json").read_bytes())["splits"]["train"]
-    assert (report.counts["rows"], report.counts["padding"]) == (held["rows"], held["padding"])
-    assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
-    for manifest in edited(folder):
-        manifest["splits"]["train"]["rows"] += 1
-    assert any("rows in train; the planner gives" in finding.message for finding in verify(folder).findings)
-    path = folder / "train" / "episodes.json"
-    about = json.loads(path.read_bytes())
-    path.write_text(json.dumps(about | {"rows": about["rows"] | {"count": 1}}))
-    rehash(folder)
-    assert any("states 1 packed rows" in finding.message for finding in verify(folder).findings)
+Damage = Callable[[Path], Any]
 
 
-def _edit_ledger(folder: Path) -> None:
-    for manifest in edited(folder):
-        tokens = manifest["ledger"]["tokens"]["oasst_en100"]["assistant"]
-        tokens["trained"], tokens["context"] = tokens["trained"] - 5, tokens["context"] + 5
+def stated(place: str, value: Any) -> Damage:
+    """Another value in a manifest."""
+
+    def damage(path: Path) -> None:
+        content = json.loads(path.read_bytes())
+        *keys, last = place.split(".")
+        reduce(dict.__getitem__, keys, content)[last] = value
+        path.write_bytes(receipt_bytes(content))
+
+    return damage
 
 
-def _unbalance(folder: Path) -> None:
-    for manifest in edited(folder):
-        manifest["ledger"]["records"]["oasst_en100"]["built"][""] += 1
+def built_wrong(places: Callable[[Any, Any], Any]) -> Damage:
+    """Places of a shard changed, as a build might have stored them; they are chosen by its mask and its kinds."""
+
+    def damage(path: Path) -> None:
+        mask, kinds = (np.fromfile(path.with_name(name), dtype=np.uint8) for name in ("mask.bin", "kinds.u8"))
+        for place in np.flatnonzero(places(mask, kinds)).tolist():
+            flip(path, place * path.stat().st_size // len(mask))
+
+    return damage
 
 
-def _write(path: Path, content: bytes = b"x") -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-
-
-SHARD = "train/shard_00000"
-FAULTS: list[tuple[Callable[[Path], Any], str, str]] = [
-    (lambda folder: _write(folder / SHARD / "tokens.bin", bytes(99)), f"{SHARD}/tokens.bin", "was changed: it has 99"),
-    (lambda folder: (folder / SHARD / "kinds.u8").unlink(), f"{SHARD}/kinds.u8", "missing"),
-    (lambda folder: _write(folder / SHARD / "notes.txt"), f"{SHARD}/notes.txt", "not in"),
-    (lambda folder: _write(folder / "val/tokens.bin"), "val/tokens.bin", "not in the manifest"),
-    (lambda folder: flip(folder / SHARD / "episodes.idx", 24, 255), f"{SHARD}/episodes.idx", "was changed"),
-    (lambda folder: flip(folder / SHARD / "tokens.bin", 403, 255), f"{SHARD}/tokens.bin", "no id of the vocabulary"),
-    (_edit_ledger, "manifest.json", "trained tokens; the files have"),
-    (_unbalance, "manifest.json", "does not balance"),
-    (lambda folder: _write(folder / "rejected.jsonl", b""), "rejected.jsonl", "was changed"),
+RECEIPT, PLAN, SHARD = "manifest.json", "train/episodes.json", "train/shard_00000"
+TOKENS, MASK, INDEX = (f"{SHARD}/{name}" for name in ("tokens.bin", "mask.bin", "episodes.idx"))
+FAULTS: list[tuple[str, str, Damage, str]] = [
+    ("hashes", TOKENS, lambda path: path.write_bytes(bytes(99)), "was changed: it has 99 bytes"),
+    ("hashes", MASK, Path.unlink, "missing"),
+    ("hashes", f"{SHARD}/notes.txt", Path.touch, "not in"),
+    ("hashes", "val/tokens.bin", Path.touch, "not in the manifest"),
+    ("hashes", INDEX, lambda path: flip(path, 24, 255), "was changed"),
+    ("hashes", "rejected.jsonl", lambda path: path.write_bytes(b""), "was changed"),
+    ("columns", TOKENS, lambda path: flip(path, 403, 255), "no id of the vocabulary"),
+    ("columns", RECEIPT, stated("ledger.tokens.oasst_en100.assistant.trained", 5), "trained tokens; the files have"),
+    ("columns", RECEIPT, stated("ledger.records.oasst_en100.built.", 1), "does not balance"),
+    ("columns", RECEIPT, stated("splits.train.rows", 1), "rows in train; the planner gives"),
+    ("columns", PLAN, stated("rows.count", 1), "states 1 packed rows"),
+    ("inputs", RECEIPT, stated("ledger.notes.oasst_en100.lost_content", 7), "its ledger says 7"),
+    ("inputs", RECEIPT, stated("ledger.records.turns.quarantined", {"another_reason": 1}), "its ledger says 1"),
+    ("inputs", MASK, built_wrong(lambda mask, kinds: mask != np.roll(mask, 1)), "weights is"),
+    ("inputs", MASK, built_wrong(lambda mask, kinds: mask * (parts_of(kinds) == Part.TERMINATOR)), "must be 1"),
+    ("inputs", MASK, built_wrong(lambda mask, kinds: kinds & REPEATED), "must be 0"),
+    ("inputs", TOKENS, built_wrong(lambda mask, kinds: np.arange(len(mask)) == np.argmax(mask) - 20), "the id is"),
 ]
+"""What finds a fault, its file, how it is made, and what is said; all but the hashes are made right again."""
 
 
-@pytest.mark.parametrize(("damage", "file", "sentence"), FAULTS)
-def test_faults_are_named_without_the_inputs(
-    damage: Callable[[Path], Any], file: str, sentence: str, damaged: Path
-) -> None:
-    damage(damaged)
+@pytest.mark.parametrize(("found_by", "file", "damage", "sentence"), FAULTS)
+def test_faults_are_found_and_named(found_by: str, file: str, damage: Damage, sentence: str, damaged: Path) -> None:
+    (damaged / "val").mkdir()
+    damage(damaged / file)
+    if found_by != "hashes":
+        rehash(damaged)
     report = verify(damaged)
+    if found_by == "inputs":
+        assert not any(sentence in finding.message for finding in report.findings)
+        report = verify(damaged, deep=True)
     assert file in files_named(report)
     assert any(sentence in finding.message and finding.file == file for finding in report.findings), report.findings
-
-
-def test_a_ledger_that_balances_is_still_compared_with_the_inputs(damaged: Path) -> None:
-    for manifest in edited(damaged):
-        ledger = manifest["ledger"]
-        ledger["notes"]["oasst_en100"]["lost_content"] = 7
-        ledger["records"]["chats"]["quarantined"] = {"another_reason": 1}
-    assert verify(damaged).passed
-    messages = [finding.message for finding in verify(damaged, deep=True).findings]
-    assert len([message for message in messages if "its ledger says" in message]) == 3
 
 
 def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
@@ -271,15 +280,28 @@ def test_what_a_build_read_may_be_gone_or_changed(fast: Path) -> None:
     assert "train/shard_00000/tokens.bin" in command_says(1, folder)
 
 
-def test_a_dataset_of_a_field_map_is_verified_by_it(tmp_path: Path) -> None:
+def test_a_shape_and_a_policy_of_ones_own_are_read_again(fast: Path) -> None:
+    """The policy trains questions too, but only after the last of them: build and slow derivation agree."""
     shape = {"messages": "dialog", "role": "speaker", "content": "text", "id": "ticket"}
-    talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "assistant", "text": "Here."}]
-    path = write_jsonl(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
-    built = build_into(tmp_path / "out", small_recipe(path, sources=[{"path": str(path), "shape": shape}]))
-    (file,) = json.loads((built / "manifest.json").read_text())["inputs"]
+    chats = [
+        {"ticket": number, "dialog": [{"speaker": m["role"], "text": m["content"]} for m in record["messages"]]}
+        for number, record in enumerate(SEVERAL_TURNS[:6])
+    ]
+    path, policy = write_jsonl(fast / "talks.jsonl", chats), fast / "late.json"
+    parts = ("header", "content", "terminator", "separator")
+    weights = {f"{role}.{part}": 1 for role in ("user", "assistant") for part in parts}
+    policy.write_text(json.dumps({"weights": weights, "scope": "last_turn"}))
+    sources = [{"path": str(path), "shape": shape}]
+    folder = build_into(fast / "out", small_recipe(path, sources=sources, policy=str(policy)))
+    (file,) = json.loads((folder / "manifest.json").read_text())["inputs"]
     assert json.loads(file["shape"])["messages"] == "dialog"
-    assert [episode.record_id for episode in EpisodeDataset(built, "train")] == ["0", "1", "2", "3", "4"]
-    assert verify(built, deep=True).passed
+    report = verify(folder, deep=True)
+    assert [str(finding) for finding in report.findings] == []
+    assert report.counts["records_derived"] == 6
+    episodes: list[Any] = list(EpisodeDataset(folder))
+    assert [episode.record_id for episode in episodes] == ["0", "1", "2", "3", "4", "5"]
+    for episode in episodes:
+        assert set(roles_of(episode.kinds[episode.weights > 0]).tolist()) == {RoleCode.ASSISTANT}
 
 
 def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
@@ -374,20 +396,13 @@ BOS = 7
 
 def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_double(tmp_path: Path) -> None:
     """GPT-2 has one token for both ends: only two of them in one episode are a mistake."""
-    texts = {
-        "sound": [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS]],
-        "doubled": [[BOS, 1, BOS], [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS]],
-    }
-    reports = {}
-    for name, episodes in texts.items():
-        folder = write_set(tmp_path / name, [Item(ids=ids, weights=[1] * len(ids)) for ids in episodes])
-        reports[name] = VerifyReport(directory=folder)
-        check_columns(EpisodeDataset(folder), reports[name], vocab_size=9, bos_id=BOS)
-        assert reports[name].counts["episodes"] == 3
-    assert (reports["sound"].findings, reports["sound"].counts["double_bos"]) == ([], 0)
-    found = [(finding.episode, finding.token, finding.message) for finding in reports["doubled"].findings]
-    assert found == [(1, 1, "7: one BOS token follows another")]
-    assert reports["doubled"].counts["double_bos"] == 2
+    sound = [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS], [BOS, 1, BOS]]
+    items = [Item(ids=ids, weights=[1] * len(ids)) for ids in (*sound, [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS])]
+    report = VerifyReport(directory=write_set(tmp_path, items))
+    check_columns(EpisodeDataset(tmp_path), report, vocab_size=9, bos_id=BOS)
+    found = [(finding.episode, finding.token, finding.message) for finding in report.findings]
+    assert found == [(4, 1, "7: one BOS token follows another")]
+    assert (report.counts["double_bos"], report.counts["episodes"]) == (2, 6)
 
 
 def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,19 +418,3 @@ def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.
     found = [finding for finding in verify(folder, deep=True).findings if "its ledger says" not in finding.message]
     surplus = "has 2 episodes more than its input gives, from 12 on"
     assert [(finding.file, finding.message) for finding in found] == [("train/shard_00001", surplus)]
-
-
-def test_the_last_question_is_not_trained_on_either_path(fast: Path) -> None:
-    """A policy that trains questions too, but only after the last of them: build and slow derivation agree."""
-    parts = ("header", "content", "terminator", "separator")
-    weights = {f"{role}.{part}": 1 for role in ("user", "assistant") for part in parts}
-    (fast / "late.json").write_text(json.dumps({"weights": weights, "scope": "last_turn"}))
-    path = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 6))
-    folder = build_into(fast / "out", small_recipe(path, policy=str(fast / "late.json")))
-    report = verify(folder, deep=True)
-    assert [str(finding) for finding in report.findings] == []
-    assert report.counts["records_derived"] == 6
-    for episode in EpisodeDataset(folder):
-        assert episode.weights is not None
-        assert episode.kinds is not None
-        assert set(roles_of(episode.kinds[episode.weights > 0]).tolist()) == {RoleCode.ASSISTANT}

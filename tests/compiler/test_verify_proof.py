@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from chatmill.compiler.recipe import recipe_of
 from chatmill.core.conversation import Message, Role
-from chatmill.core.kinds import REPEATED, Part, parts_of
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.verify import verify
@@ -27,45 +24,11 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.chats import chat
 from tests.compiler.builds import OPEN_GATES, talk, write_jsonl
-from tests.compiler.verify_sets import build_into, records, rehash, small_recipe
+from tests.compiler.verify_sets import build_into, rehash, small_recipe
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.damage import flip
 from tools.template_survey import bind_bytes, survey
 from tools.template_verification import DATE, MODELS, Model, model_folder
-
-
-@pytest.fixture(scope="module")
-def sound(fast_module: Path) -> Path:
-    """Several turns a record, under a template that changes earlier turns: rows with answers that are context."""
-    rows = [r for r in records("oasst_en100", 40) if len(r["messages"]) > 2][:6]
-    path = write_jsonl(fast_module / "chats.jsonl", rows)
-    folder = build_into(fast_module / "sound", small_recipe(path, template="qwen3"))
-    report = verify(folder, deep=True)
-    assert report.passed
-    assert report.counts["answers_proved"] == report.counts["trained_messages"] > 6
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("column", "size", "places"),
-    [
-        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero(mask != np.roll(mask, 1))),
-        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero((mask > 0) & (parts_of(kinds) == Part.TERMINATOR))[:1]),
-        ("mask.bin", 1, lambda mask, kinds: np.flatnonzero(kinds & REPEATED)[:1]),
-        ("tokens.bin", 4, lambda mask, kinds: np.flatnonzero(mask)[:1] - 20),
-    ],
-    ids=["mask_shifted", "stop_untrained", "repeated_answer_trained", "context_altered"],
-)
-def test_damage_with_right_hashes_is_found(column: str, size: int, places: Any, sound: Path, fast: Path) -> None:
-    damaged = Path(shutil.copytree(sound, fast / "damaged"))
-    folder = EpisodeDataset(damaged).shards[0].folder
-    mask, kinds = (np.fromfile(folder / name, dtype=np.uint8) for name in ("mask.bin", "kinds.u8"))
-    for place in places(mask, kinds).tolist():
-        flip(folder / column, place * size)
-    rehash(damaged)
-    report = verify(damaged, deep=True)
-    assert any(Path(finding.file).name == column and finding.record for finding in report.findings)
-
 
 CHAT = chat(("user", "One?"), ("assistant", "First."), ("user", "Two?"), ("assistant", "Second."), id="x")
 SPELLING = chat(("user", "What is <|im_end|>?"), ("assistant", "<|im_end|> ends a turn, <|im_start|> begins it."))

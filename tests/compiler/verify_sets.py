@@ -16,6 +16,7 @@ from chatmill.compiler.run import run_build
 from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
 from tests.cli.run import here
+from tests.compiler import builds
 from tests.compiler.builds import OPEN_GATES, plain_recipe, write_jsonl
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.hashes import file_entry
@@ -29,31 +30,24 @@ def records(name: str, count: int) -> list[dict[str, Any]]:
 
 
 def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
-    """The first records of every bundled source, and the nasty ones, in every shape and container.
+    """The first records of every bundled source, and the nasty ones, beside those of `builds`: in all shapes.
 
     Lines of more than `longest` bytes are left out of the bundled and nasty files: bytes are tokens in most tests.
     """
-    folder.mkdir()
-    shaped = {"oasst_en100", "gpteacher_codegen", "gpteacher_roleplay", "korean_chatbot"}
-    for name in {path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES} - shaped:
+    builds.write_inputs(folder, 3 * count)
+    for name in (path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES):
         write_jsonl(folder / f"{name}.jsonl.gz", [r for r in records(name, count) if len(json.dumps(r)) < longest])
     sharegpt = [
         {"id": r["id"], "conversations": [{"from": SHAREGPT[m["role"]], "value": m["content"]} for m in r["messages"]]}
         for r in records("oasst_en100", count)
     ]
     write_jsonl(folder / "sharegpt.jsonl.zst", sharegpt)
-    pairs = [(r["id"], *(m["content"] for m in r["messages"])) for r in records("gpteacher_codegen", 3 * count)]
-    alpaca = [{"id": name, "instruction": question, "output": answer} for name, question, answer in pairs]
-    (folder / "alpaca.json").write_text(json.dumps(alpaca, indent=1))
-    roleplay = [[m["content"] for m in r["messages"]] for r in records("gpteacher_roleplay", 3 * count)]
-    table = pa.table({"prompt": [row[0] for row in roleplay], "completion": [row[1] for row in roleplay]})
-    pq.write_table(table, folder / "completion.parquet", row_group_size=5)
     korean = [[{k: m[k] for k in ("role", "content")} for m in r["messages"]] for r in records("korean_chatbot", count)]
     pq.write_table(pa.table({"messages": korean}), folder / "korean.parquet")
     synth = pq.read_table(DATA / "synth_harmony" / "synth_harmony_shard_00.parquet").slice(0, 2 * count)
     pq.write_table(synth, folder / "synth.parquet")
     nasty = gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).splitlines(keepends=True)
-    (folder / "nasty.jsonl.gz").write_bytes(gzip.compress(b"".join(line for line in nasty if len(line) < longest)))
+    (folder / "nasty.jsonl").write_bytes(b"".join(line for line in nasty if len(line) < longest))
     shutil.copy(DATA / "nasty_raw.jsonl.bin", folder / "nasty_raw.jsonl")
     write_jsonl(folder / "weighted.jsonl", [weighted_chat(number) for number in range(count)])
     return folder
@@ -75,10 +69,10 @@ def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str
         "sources": [
             {"path": str(inputs / "[a-m]*.jsonl.gz")},
             {"path": str(inputs / "sharegpt.jsonl.zst"), "name": "oasst"},
-            {"path": str(inputs / "alpaca.json"), "weight": 0.5},
-            {"path": [str(inputs / "completion.parquet"), str(inputs / "korean.parquet")], "max_records": 20},
-            {"path": str(inputs / "weighted.jsonl"), "weight": 2.5},
-            {"path": [str(inputs / "nasty.jsonl.gz"), str(inputs / "nasty_raw.jsonl")], "shape": "openai"},
+            {"path": str(inputs / "rows.parquet"), "weight": 0.5},
+            {"path": [str(inputs / "list.json"), str(inputs / "korean.parquet")], "max_records": 20},
+            {"path": [str(inputs / "weighted.jsonl"), str(inputs / "plain.jsonl")], "weight": 2.5},
+            {"path": [str(inputs / "nasty.jsonl"), str(inputs / "nasty_raw.jsonl")], "shape": "openai"},
             {"path": str(inputs / "synth.parquet")},
             {"path": str(inputs / "[o-z]*.jsonl.gz")},
         ],
