@@ -1,7 +1,9 @@
-"""Datasets for the exports to trainers, and what each of their documents must be when a trainer has read it."""
+"""Datasets for the exports to trainers, what their documents must be when a trainer has read them, and its findings."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,3 +59,9 @@ def aligned(shifted: list[int]) -> list[int]:
     """Token-aligned labels from those that a model is given next to its inputs."""
     assert shifted[-1] == -100
     return [-100, *shifted[:-1]]
+
+
+def written(documents: list[Document]) -> None:
+    """Leave what a reader found in the file that its command line names."""
+    plain = [([int(i) for i in ids], [int(place) for place in places]) for ids, places in documents]
+    Path(sys.argv[2]).write_text(json.dumps(plain))

@@ -81,7 +81,7 @@ def test_the_collators_of_llamafactory_read_pairs_and_labels(tmp_path: Path, kin
     labels = [{"prompt": f"q{n}", "completion": "a" * (n + 1), "label": n % 3 == 0} for n in range(12)]
     folder = build(tmp_path, random_pairs(20) if kind == "pairs" else labels)
     export_dataset(folder, "llamafactory", tmp_path / "out")
-    batch = read_by("llamafactory", "tests.export.own_readers.llamafactory_pairs", tmp_path / "out", tmp_path)
+    batch = read_by("llamafactory", "tests.export.own_readers.llamafactory", tmp_path / "out", tmp_path)
     episodes = list(EpisodeDataset(folder))
     if kind == "pairs":
         episodes = [*episodes[::2], *episodes[1::2]]

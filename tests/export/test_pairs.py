@@ -34,10 +34,10 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("labels"), records)
 
 
-def collated(trainer: str, rows: list[dict[str, Any]]) -> Any:
+def collated(to: str, rows: list[dict[str, Any]]) -> Any:
     """A batch of one of TRL's trainers; importing one takes seconds, and few tests need it."""
-    name = "DataCollatorForUnpairedPreference" if trainer == "kto" else "DataCollatorForPreference"
-    return getattr(import_module(f"trl.trainer.{trainer}_trainer"), name)(pad_token_id=0)(rows)
+    name = "DataCollatorForUnpairedPreference" if to == "trl-kto" else "DataCollatorForPreference"
+    return getattr(import_module(f"trl.trainer.{to[4:]}_trainer"), name)(pad_token_id=0)(rows)
 
 
 def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
@@ -45,65 +45,46 @@ def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
     return list(datasets.load_from_disk(str(out / to))["train"])
 
 
-def trained(episode: Episode) -> list[tuple[int, ...]]:
+def trained(episode: Episode) -> list[tuple[int, int]]:
     """(place, id) of everything that is trained."""
     assert episode.weights is not None
     return [(place, int(episode.ids[place])) for place in episode.weights.nonzero()[0].tolist()]
 
 
-def masked(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
-    return [(place, int(ids[place])) for place in mask.nonzero().flatten().tolist()]
+def labelled(labels: list[int]) -> list[tuple[int, int]]:
+    return [(place, label) for place, label in enumerate(labels) if label != -100]
 
 
-def test_the_collator_of_dpo_trains_what_the_dataset_trains(pairs: Path, tmp_path: Path) -> None:
-    batch = collated("dpo", rows(pairs, "trl-dpo", tmp_path))
-    found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
-    episodes = list(EpisodeDataset(pairs))
-    assert len(episodes) == 80
-    assert found == [trained(one) for one in (*episodes[::2], *episodes[1::2])]
-
-
-@pytest.mark.parametrize("kind", ["pairs", "labels"])
-def test_the_collator_of_kto_trains_what_the_dataset_trains(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    folder = request.getfixturevalue(kind)
-    batch = collated("kto", rows(folder, "trl-kto", tmp_path))
+@pytest.mark.parametrize("to", ["trl-dpo", "trl-kto", "trl-kto labels", "trl-reward"])
+def test_the_collator_trains_what_the_dataset_trains(to: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    to, _, kind = to.partition(" ")
+    folder = request.getfixturevalue(kind or "pairs")
+    batch = collated(to, rows(folder, to, tmp_path))
     episodes = list(EpisodeDataset(folder))
-    found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
-    assert found == [trained(one) for one in episodes]
-    assert list(map(bool, batch["label"])) == [one.side in ("chosen", "liked") for one in episodes]
-
-
-def test_the_collator_of_reward_models_reads_whole_documents(pairs: Path, tmp_path: Path) -> None:
-    batch = collated("reward", rows(pairs, "trl-reward", tmp_path))
-    episodes = list(EpisodeDataset(pairs))
-    found = [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    assert found == [one.ids.tolist() for one in (*episodes[::2], *episodes[1::2])]
+    assert len(episodes) == (12 if kind else 80)
+    ordered = episodes if to == "trl-kto" else [*episodes[::2], *episodes[1::2]]
+    masks = batch["attention_mask" if to == "trl-reward" else "completion_mask"]
+    for ids, mask, one in zip(batch["input_ids"], masks, ordered, strict=True):
+        found = [(place, int(ids[place])) for place in mask.nonzero().flatten().tolist()]
+        assert found == (list(enumerate(one.ids.tolist())) if to == "trl-reward" else trained(one))
+    if to == "trl-kto":
+        assert list(map(bool, batch["label"])) == [one.side in ("chosen", "liked") for one in episodes]
 
 
 def test_llamafactory_gets_ids_and_labels(pairs: Path, labels: Path, tmp_path: Path) -> None:
-    for row, (chosen, rejected) in zip(rows(pairs, "llamafactory", tmp_path), _couples(pairs), strict=True):
+    made, episodes = rows(pairs, "llamafactory", tmp_path), list(EpisodeDataset(pairs))
+    for row, chosen, rejected in zip(made, episodes[::2], episodes[1::2], strict=True):
         for name, episode in (("chosen", chosen), ("rejected", rejected)):
             assert row[f"{name}_input_ids"] == episode.ids.tolist()
-            assert _labelled(row[f"{name}_labels"]) == trained(episode)
-    episodes, made = list(EpisodeDataset(labels)), rows(labels, "llamafactory", tmp_path / "kto")
+            assert labelled(row[f"{name}_labels"]) == trained(episode)
+    made, episodes = rows(labels, "llamafactory", tmp_path / "kto"), list(EpisodeDataset(labels))
     for number, (row, episode) in enumerate(zip(made, episodes, strict=True)):
         other, begins = episodes[number - 1], trained(episode)[0][0]
         assert row["input_ids"] == episode.ids.tolist()
-        assert _labelled(row["labels"]) == trained(episode)
+        assert labelled(row["labels"]) == trained(episode)
         assert row["kto_tags"] == (episode.side == "liked")
         assert row["kl_input_ids"] == [*episode.ids[:begins].tolist(), *other.ids[trained(other)[0][0] :].tolist()]
-        assert [one for _, one in _labelled(row["kl_labels"])] == [one for _, one in trained(other)]
-
-
-def _couples(folder: Path) -> list[tuple[Episode, Episode]]:
-    episodes = list(EpisodeDataset(folder))
-    return list(zip(episodes[::2], episodes[1::2], strict=True))
-
-
-def _labelled(labels: list[int]) -> list[tuple[int, ...]]:
-    return [(place, label) for place, label in enumerate(labels) if label != -100]
+        assert [one for _, one in labelled(row["kl_labels"])] == [one for _, one in trained(other)]
 
 
 def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
@@ -112,7 +93,7 @@ def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 answers have .* untrained tokens"):
         export_dataset(folder, "trl-dpo", tmp_path / "dpo")
     row = rows(folder, "llamafactory", tmp_path)[0]
-    assert bytes(one for _, one in _labelled(row["rejected_labels"]) if one < 256) == b"bso"
+    assert bytes(one for _, one in labelled(row["rejected_labels"]) if one < 256) == b"bso"
 
 
 def test_targets_that_know_nothing_of_sides_refuse(pairs: Path, labels: Path, tmp_path: Path) -> None:
@@ -147,7 +128,7 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     flip(changed, 2)
 
     result = export_dataset(folder, "trl-reward", tmp_path / "rewards")
-    batch = collated("reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
+    batch = collated("trl-reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
     assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
     assert "2 pairs have no margin, and get 0" in result.not_held
     assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
@@ -164,33 +145,32 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-def first_step(folder: Path, kind: str, model: Any, out: Path, **more: Any) -> dict[str, Any]:
+def first_step(folder: Path, name: str, model: Any, out: Path, **more: Any) -> dict[str, Any]:
     """What TRL logs of one step on an export, with the lines that the export prints."""
     import trl
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    name = {"dpo": "DPO", "kto": "KTO", "reward": "Reward"}[kind]
-    result = export_dataset(folder, f"trl-{kind}", out / kind)
-    made: dict[str, Any] = {"Trainer": getattr(trl, f"{name}Trainer"), f"{name}Trainer": getattr(trl, f"{name}Trainer")}
+    trainer, config = (getattr(trl, f"{name}{part}") for part in ("Trainer", "Config"))
+    result = export_dataset(folder, f"trl-{name.lower()}", out / name)
+    made: dict[str, Any] = {"Trainer": trainer, f"{name}Trainer": trainer}
     lines = result.config.splitlines()
     exec("\n".join(line for line in lines if line.startswith(("class Trainer", "    "))), made)
     told = eval(next(line for line in lines if line.startswith(f"{name}Config")), {f"{name}Config": dict})
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
-    data = datasets.load_from_disk(str(out / kind))["train"]
+    data = datasets.load_from_disk(str(out / name))["train"]
     options = {"per_device_train_batch_size": len(data), "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
-    options |= {"use_cpu": True, "bf16": False, "report_to": [], **told}
-    args = getattr(trl, f"{name}Config")(str(out / "run"), **options)
-    trainer = made["Trainer"](model=model, args=args, train_dataset=data, processing_class=words, **more)
-    trainer.train()
-    logged: dict[str, Any] = trainer.state.log_history[0]
+    args = config(str(out / "run"), use_cpu=True, bf16=False, report_to=[], **options, **told)
+    running = made["Trainer"](model=model, args=args, train_dataset=data, processing_class=words, **more)
+    running.train()
+    logged: dict[str, Any] = running.state.log_history[0]
     return logged
 
 
-@pytest.mark.parametrize(("kind", "loss"), [("dpo", np.log(2)), ("kto", 0.5)])
+@pytest.mark.parametrize(("name", "loss"), [("DPO", np.log(2)), ("KTO", 0.5)])
 def test_a_step_of_dpo_or_kto_has_the_log_probabilities_of_what_the_dataset_trains(
-    kind: str, loss: float, tmp_path: Path
+    name: str, loss: float, tmp_path: Path
 ) -> None:
     """A policy that is its own reference has a loss that is known."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -203,7 +183,7 @@ def test_a_step_of_dpo_or_kto_has_the_log_probabilities_of_what_the_dataset_trai
         ids = torch.from_numpy(episode.ids.astype(np.int64))
         logprobs = model(ids[None]).logits[0].detach().log_softmax(-1)
         sums.append(sum(float(logprobs[place - 1, token]) for place, token in trained(episode)))
-    logged = first_step(folder, kind, model, tmp_path, ref_model=copy.deepcopy(model))
+    logged = first_step(folder, name, model, tmp_path, ref_model=copy.deepcopy(model))
     assert logged["loss"] == pytest.approx(loss, abs=1e-4)
     assert logged["logps/chosen"] == pytest.approx(np.mean(sums[::2]), rel=1e-4)
     assert logged["logps/rejected"] == pytest.approx(np.mean(sums[1::2]), rel=1e-4)
@@ -221,7 +201,7 @@ def test_a_step_of_a_reward_model_compares_whole_documents_by_their_margins(marg
     rewards = torch.tensor([float(model(ids[None]).logits.detach()) for ids in documents])
     wanted = torch.tensor([record.get("margin", 0.0) for record in records])
     better = rewards[::2] - rewards[1::2]
-    logged = first_step(folder, "reward", model, tmp_path)
+    logged = first_step(folder, "Reward", model, tmp_path)
     assert logged["loss"] == pytest.approx(float(-torch.nn.functional.logsigmoid(better - wanted).mean()), abs=1e-4)
     assert logged["margin"] == pytest.approx(float(better.mean()), abs=1e-5)
     assert logged["mean_reward"] == pytest.approx(float(rewards.mean()), abs=1e-5)

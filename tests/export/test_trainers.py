@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ChatmillError, ConfigError
 from chatmill.export import export as export_module
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
@@ -29,7 +29,6 @@ from chatmill.load.row_source import RowSource
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.split import StoredDataset
 from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
 
 
@@ -43,24 +42,23 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("built") / "rows", pack={"length": CAPACITY})
 
 
+Write = Callable[..., Path]
+
+
 @pytest.fixture
-def know(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes datasets that were written by hand say what a manifest would say of their tokenizer."""
+def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
+    """Writes documents by hand, and says of their tokenizer what a manifest would say."""
 
-    def knows(**tokenizer: int) -> None:
-        def opened(*arguments: Any) -> StoredDataset:
-            return dataclasses.replace(open_dataset(*arguments), about={"tokenizer": tokenizer})
+    def written(documents: list[tuple[list[int], list[float]]], **tokenizer: int) -> Path:
+        with EpisodeWriter(tmp_path / "written", "train") as writer:
+            for ids, weights in documents:
+                writer.append(ids, weights)
+        if tokenizer:
+            opened = dataclasses.replace(open_dataset(tmp_path / "written"), about={"tokenizer": tokenizer})
+            monkeypatch.setattr(export_module, "open_dataset", lambda *arguments: opened)
+        return tmp_path / "written"
 
-        monkeypatch.setattr(export_module, "open_dataset", opened)
-
-    return knows
-
-
-def write(folder: Path, documents: list[tuple[list[int], list[float]]]) -> Path:
-    with EpisodeWriter(folder, "train") as writer:
-        for ids, weights in documents:
-            writer.append(ids, weights)
-    return folder
+    return written
 
 
 def same(found: list[Document], folder: Path, split: str = "train") -> None:
@@ -69,7 +67,7 @@ def same(found: list[Document], folder: Path, split: str = "train") -> None:
     assert Counter(found) == Counter(wanted)
 
 
-# --- the readers' rules -------------------------------------------------------------------------------------------
+# The readers' rules.
 
 
 def read_axolotl(out: Path, split: str) -> list[Document]:
@@ -176,7 +174,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "levanter": {"max_length": CAPACITY, "packing_strategy": "alone"},
     "torchtitan": {"max_length": CAPACITY},
 }
-READERS: dict[str, Callable[[Path, str], list[Document]]] = {
+READERS: dict[str, Callable[..., list[Document]]] = {
     "axolotl": read_axolotl,
     "llamafactory": read_llamafactory,
     "megatron-bridge": read_megatron_bridge,
@@ -213,6 +211,13 @@ def test_packed_rows_are_those_of_the_plan(rows: Path, tmp_path: Path, to: str) 
     assert plan is not None
     assert result.splits["train"]["rows"] == len(plan) < result.splits["train"]["documents"]
     assert str(CAPACITY) in result.config
+    if to == "megatron-bridge":
+        schema = pq.read_schema(tmp_path / "out" / "train" / "shard_00000.idx.parquet")
+        types = {field.name: str(field.type.value_type) for field in schema}
+        assert types == {"input_ids": "int32", "seq_start_id": "int32", "loss_mask": "int8"}
+        sizes = json.loads((tmp_path / "out" / "packed_metadata.json").read_text())
+        longest = [max(len(ids) for ids, _ in documents_of(rows, split)) for split in ("train", "val")]
+        assert [one["dataset_max_seqlen"] for one in sizes] == longest
 
 
 @pytest.mark.parametrize("to", ["axolotl", "olmo-core", "skyrl"])
@@ -220,33 +225,75 @@ def test_a_trainer_that_packs_itself_gets_documents(rows: Path, tmp_path: Path, 
     result = export_dataset(rows, to, tmp_path / "out", **OPTIONS.get(to, {}))
     assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
     assert any("packs again" in sentence for sentence in result.not_held)
-    with pytest.raises(ConfigError, match="itself: leave out max_length"):
-        export_dataset(rows, to, tmp_path / "two", max_length=CAPACITY)
 
 
-@pytest.mark.parametrize("to", ["levanter", "torchtitan"])
-def test_rows_of_one_length_need_one(episodes: Path, tmp_path: Path, to: str) -> None:
-    with pytest.raises(ConfigError, match=r"train has no pack plan: give --max-length .*--pack alone"):
-        export_dataset(episodes, to, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+def test_one_document_a_row_on_request(episodes: Path, tmp_path: Path) -> None:
+    result = export_dataset(episodes, "torchtitan", tmp_path / "out", max_length=CAPACITY, packing_strategy="alone")
+    same(read_torchtitan(tmp_path / "out", "train"), episodes)
+    assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
 
 
-# --- what a format cannot hold ------------------------------------------------------------------------------------
+# What a format cannot hold.
 
 
-@pytest.mark.parametrize("to", [name for name in READERS if name != "levanter"])
-def test_weights_that_a_mask_cannot_hold_are_refused(tmp_path: Path, to: str) -> None:
-    write(tmp_path / "a", [([5, 6, 0], [0, 0.5, 1])])
-    with pytest.raises(
-        DataError, match=r"another weight than 0 and 1, and .* only reads trained or not: export to lev"
-    ):
-        export_dataset(tmp_path / "a", to, tmp_path / "out", **OPTIONS.get(to, {}))
+ENDED = [([5, 6, 2], [0, 1, 1]), ([7, 2], [0, 1])]
+INSIDE = [([5, 2, 6, 2], [0, 1, 0, 1]), ([7, 2], [0, 1])]
+OPEN = [([5, 6], [0, 1]), ([7, 2], [0, 1])]
+WEIGHED: Any = [([5, 6, 0], [0, 0.5, 1])]
+EOS = {"eos_id": 2, "pad_id": 258, "vocab_size": 300}
+WEIGHTS = r"another weight than 0 and 1, and .* only reads trained or not: export to lev"
+REFUSED: list[tuple[str, Any, dict[str, int], dict[str, Any], str]] = [
+    *((to, WEIGHED, {}, OPTIONS.get(to, {}), WEIGHTS) for to in READERS if to != "levanter"),
+    *((to, ENDED, {}, {}, r"no pack plan: give --max-length .*--pack alone") for to in ("levanter", "torchtitan")),
+    *((to, ENDED, {}, {"max_length": 9}, "itself: leave out max_length") for to in ("axolotl", "olmo-core", "skyrl")),
+    ("torchtitan", ENDED, {}, {"max_length": 2, "packing_strategy": "alone"}, "longer than a row of 2 tokens"),
+    ("levanter", ENDED, {}, {"max_length": 6}, r"not known of this dataset, and Levanter .* --pack alone"),
+    ("levanter", INSIDE, EOS, {"max_length": 6}, "the end token 2 occurs 1 times inside documents"),
+    ("levanter", OPEN, EOS, {"max_length": 6}, "1 documents do not end in the end token 2"),
+    ("olmo-core", INSIDE, {}, {}, "names none: give one with --eod-id"),
+    ("olmo-core", INSIDE, EOS, {}, "end token 2 occurs 1 times inside documents, and OLMo-core cuts them"),
+    ("olmo-core", OPEN, EOS, {}, r"1 documents do not end in the end token 2, .* --eod-id 2 adds it"),
+    ("olmo-core", ENDED, EOS, {"eod_id": 300}, "the vocabulary has 300 tokens"),
+    ("olmo-core", OPEN, {"eos_id": 2, "vocab_size": 6}, {}, "a token has the id 7; the vocabulary has 6"),
+    ("megatron-bridge", [([5, 6, 2, 7, 8], [0, 1, 1, 1, 0])], EOS, {}, "1 trained tokens follow the end token 2"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_what_a_trainer_would_read_otherwise_is_refused(write: Write, tmp_path: Path, case: int) -> None:
+    to, documents, tokenizer, options, message = REFUSED[case]
+    with pytest.raises(ChatmillError, match=message):
+        export_dataset(write(documents, **tokenizer), to, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_levanter_holds_weights_and_moves_them_by_one(tmp_path: Path) -> None:
-    write(tmp_path / "a", [([5, 6, 7], [1, 0.5, 2]), ([8, 9], [0, 1])])
-    result = export_dataset(tmp_path / "a", "levanter", tmp_path / "out", max_length=4, packing_strategy="alone")
+FIRSTS = [([5, 6], [1, 0]), ([7, 8], [0, 1])]
+DROPS = "1 documents have nothing to train: {} drops them"
+READ: list[tuple[str, Any, dict[str, int], int | None, list[Document], str]] = [
+    ("levanter", ENDED, {"max_length": 6}, 2, [((7, 2), (1,)), ((5, 6, 2), (1, 2))], "loss_weights"),
+    ("olmo-core", INSIDE, {"eod_id": 9}, 9, [((7, 2, 9), (1,)), ((5, 2, 6, 2, 9), (1, 3))], "eos_token_id=9"),
+    ("olmo-core", OPEN, {"eod_id": 2}, 2, [((7, 2), (1,)), ((5, 6, 2), (1,))], "eos_token_id=2"),
+    ("axolotl", FIRSTS, {}, None, [((5, 6), ()), ((7, 8), (1,))], DROPS.format("Axolotl")),
+    ("skyrl", FIRSTS, {}, None, [((5, 6), ()), ((7, 8), (1,))], DROPS.format("SkyRL")),
+]
+
+
+@pytest.mark.parametrize("case", range(len(READ)))
+def test_documents_end_as_the_trainer_wants_and_those_that_it_drops_are_counted(
+    write: Write, tmp_path: Path, case: int
+) -> None:
+    to, documents, options, eos, wanted, said = READ[case]
+    result = export_dataset(write(documents, **EOS), to, tmp_path / "out", **options)
+    found = READERS[to](tmp_path / "out", "train", **({} if eos is None else {"eos": eos}))
+    assert sorted(found, key=lambda one: len(one[0])) == wanted
+    sentences = f"{result.config} {' '.join(result.not_held)}"
+    assert said in sentences
+    assert ("1 trained tokens are the first of a document" in sentences) == (documents is FIRSTS)
+
+
+def test_levanter_holds_weights_and_moves_them_by_one(write: Write, tmp_path: Path) -> None:
+    folder = write([([5, 6, 7], [1, 0.5, 2]), ([8, 9], [0, 1])])
+    result = export_dataset(folder, "levanter", tmp_path / "out", max_length=4, packing_strategy="alone")
     table = pq.read_table(tmp_path / "out" / "train")
     assert table.schema.field("loss_weights").type == pa.list_(pa.float32())
     assert table.schema.field("input_ids").type == pa.list_(pa.int32())
@@ -257,126 +304,51 @@ def test_levanter_holds_weights_and_moves_them_by_one(tmp_path: Path) -> None:
     assert any("1 trained tokens are the first of a document" in sentence for sentence in result.not_held)
 
 
-def test_levanter_packs_documents_that_end_in_eos_and_no_others(tmp_path: Path, know: Callable[..., None]) -> None:
-    ended = write(tmp_path / "ended", [([5, 6, 2], [0, 1, 1]), ([7, 2], [0, 1])])
-    inside = write(tmp_path / "inside", [([5, 2, 2], [0, 1, 1]), ([7, 2], [0, 1])])
-    opened = write(tmp_path / "open", [([5, 6], [0, 1]), ([7, 2], [0, 1])])
-    with pytest.raises(DataError, match=r"not known of this dataset, and Levanter .* --pack alone"):
-        export_dataset(ended, "levanter", tmp_path / "out", max_length=6)
-    know(eos_id=2, pad_id=258)
-    export_dataset(ended, "levanter", tmp_path / "out", max_length=6)
-    found = read_levanter(tmp_path / "out", "train", eos=2)
-    assert sorted(found) == [((5, 6, 2), (1, 2)), ((7, 2), (1,))]
-    with pytest.raises(DataError, match="the end token 2 occurs 1 times inside documents"):
-        export_dataset(inside, "levanter", tmp_path / "two", max_length=6)
-    with pytest.raises(DataError, match="1 documents do not end in the end token 2"):
-        export_dataset(opened, "levanter", tmp_path / "two", max_length=6)
-
-
-def test_olmo_core_refuses_an_end_token_inside_of_a_document(tmp_path: Path, know: Callable[..., None]) -> None:
-    folder = write(tmp_path / "a", [([5, 2, 6, 2], [0, 1, 0, 1]), ([7, 2], [0, 1])])
-    with pytest.raises(ConfigError, match="names none: give one with --eod-id"):
-        export_dataset(folder, "olmo-core", tmp_path / "out")
-    know(eos_id=2, pad_id=0, vocab_size=300)
-    with pytest.raises(DataError, match=r"end token 2 occurs 1 times inside documents, and OLMo-core cuts them"):
-        export_dataset(folder, "olmo-core", tmp_path / "out")
-    result = export_dataset(folder, "olmo-core", tmp_path / "out", eod_id=9)  # another token ends them
-    assert "eos_token_id=9" in result.config
-    assert read_olmo_core(tmp_path / "out", "train", eos=9) == [((5, 2, 6, 2, 9), (1, 3)), ((7, 2, 9), (1,))]
-    with pytest.raises(ConfigError, match="the vocabulary has 300 tokens"):
-        export_dataset(folder, "olmo-core", tmp_path / "two", eod_id=300)
-
-
-def test_olmo_core_documents_end_in_their_token(tmp_path: Path, know: Callable[..., None]) -> None:
-    folder = write(tmp_path / "a", [([5, 6], [0, 1]), ([7, 2], [0, 1])])
-    know(eos_id=2, pad_id=0, vocab_size=300)
-    with pytest.raises(DataError, match=r"1 documents do not end in the end token 2, .* --eod-id 2 adds it"):
-        export_dataset(folder, "olmo-core", tmp_path / "out")
-    export_dataset(folder, "olmo-core", tmp_path / "out", eod_id=2)
-    assert read_olmo_core(tmp_path / "out", "train", eos=2) == [((5, 6, 2), (1,)), ((7, 2), (1,))]
+def test_megatron_bridge_is_told_that_no_end_token_is_known(write: Write, tmp_path: Path) -> None:
+    assert "not known" in export_dataset(write(INSIDE), "megatron-bridge", tmp_path / "out").not_held[-1]
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
-def test_olmo_core_arrays_are_as_wide_as_the_vocabulary(
-    tmp_path: Path, know: Callable[..., None], size: int, dtype: str
-) -> None:
-    folder = write(tmp_path / "a", [([5, 6, 2], [0, 1, 1])])
-    know(eos_id=2, vocab_size=size)
-    result = export_dataset(folder, "olmo-core", tmp_path / "out")
-    assert f'dtype="{dtype}"' in result.config
-    assert (tmp_path / "out" / "train" / "token_ids_part_00000.npy").read_bytes() == np.array(
-        [5, 6, 2], dtype
-    ).tobytes()
-    know(eos_id=2, vocab_size=6)
-    with pytest.raises(DataError, match="a token has the id 6; the vocabulary has 6"):
-        export_dataset(folder, "olmo-core", tmp_path / "two")
+def test_olmo_core_arrays_are_as_wide_as_the_vocabulary(write: Write, tmp_path: Path, size: int, dtype: str) -> None:
+    folder = write([([5, 6, 2], [0, 1, 1])], eos_id=2, vocab_size=size)
+    assert f'dtype="{dtype}"' in export_dataset(folder, "olmo-core", tmp_path / "out").config
+    written = (tmp_path / "out" / "train" / "token_ids_part_00000.npy").read_bytes()
+    assert written == np.array([5, 6, 2], dtype).tobytes()
 
 
-def test_megatron_bridge_trains_nothing_behind_eos(tmp_path: Path, know: Callable[..., None]) -> None:
-    folder = write(tmp_path / "a", [([5, 6, 2, 7, 8], [0, 1, 1, 1, 0])])
-    assert "not known" in export_dataset(folder, "megatron-bridge", tmp_path / "out").not_held[-1]
-    know(eos_id=2)
-    with pytest.raises(DataError, match="1 trained tokens follow the end token 2"):
-        export_dataset(folder, "megatron-bridge", tmp_path / "two")
+# Recurrent layers.
 
 
-def test_megatron_bridge_has_the_types_and_sizes_that_it_reads(rows: Path, tmp_path: Path) -> None:
-    export_dataset(rows, "megatron-bridge", tmp_path / "out")
-    schema = pq.read_schema(tmp_path / "out" / "train" / "shard_00000.idx.parquet")
-    assert {field.name: str(field.type.value_type) for field in schema} == {
-        "input_ids": "int32",
-        "seq_start_id": "int32",
-        "loss_mask": "int8",
-    }
-    sizes = json.loads((tmp_path / "out" / "packed_metadata.json").read_text())
-    lengths = [len(ids) for ids, _ in documents_of(rows)]
-    assert len(sizes) == 2
-    assert sizes[0]["dataset_max_seqlen"] == max(lengths)
+def for_model(tmp_path: Path, kind: str) -> dict[str, Any]:
+    """Options to pack the split `val` for a model."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 384}))
+    return {"max_length": CAPACITY, "model": str(tmp_path), "split": "val"}
 
 
-@pytest.mark.parametrize(("to", "trainer"), [("axolotl", "Axolotl"), ("skyrl", "SkyRL")])
-def test_documents_that_the_trainer_drops_are_counted(tmp_path: Path, to: str, trainer: str) -> None:
-    folder = write(tmp_path / "a", [([5, 6], [1, 0]), ([7, 8], [0, 1])])
-    said = " ".join(export_dataset(folder, to, tmp_path / "out").not_held)
-    assert f"1 documents have nothing to train: {trainer} drops them" in said
-    assert "1 trained tokens are the first of a document" in said
-    assert READERS[to](tmp_path / "out", "train") == [((5, 6), ()), ((7, 8), (1,))]
-
-
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "jamba", "llama"])
-def test_rows_for_a_hybrid_say_what_their_batches_need(kind: str, episodes: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 384}))
-    packed: dict[str, Any] = {"max_length": CAPACITY, "model": str(folder), "split": "val"}
-    if kind == "jamba":
-        for to in ("hf", "parquet", "llamafactory"):
-            with pytest.raises(ConfigError, match=r"jamba has layers .* --pack alone"):
-                export_dataset(episodes, to, tmp_path / to, **packed)
-        with pytest.raises(ConfigError, match=r"jamba .* pack=False"):
-            to_hf_dataset(episodes, "val", pack=True, max_length=CAPACITY, model=folder)
-        alone = export_dataset(episodes, "hf", tmp_path / "alone", packing_strategy="alone", **packed)
-        assert alone.splits["val"]["rows"] == alone.splits["val"]["documents"]
-        return
-    result = export_dataset(episodes, "hf", tmp_path / "hf", **packed)
-    told = result.config.splitlines()
-    by_trl = "TRL: SFTConfig(padding_free=True, max_length=None)"
-    if kind == "qwen3_5_text":
-        assert told[0].startswith(
-            "# qwen3_5_text reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx;"
-        )
-    elif kind == "kimi_linear":
-        assert told[0].startswith("# kimi_linear reads seq_idx, cu_seqlens;")
-    assert told[-2].startswith(by_trl) == (kind != "kimi_linear")
-    assert "model=model" in told[-1]
-    assert len(told) == (2 if kind == "llama" else 3)
+@pytest.mark.parametrize(
+    ("kind", "reads"),
+    [
+        ("qwen3_5_text", "cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx;"),
+        ("kimi_linear", "seq_idx, cu_seqlens;"),
+        ("llama", ""),
+    ],
+)
+def test_rows_for_a_hybrid_say_what_their_batches_need(kind: str, reads: str, episodes: Path, tmp_path: Path) -> None:
+    packed = for_model(tmp_path, kind)
+    *needs, by_trl, by_us = export_dataset(episodes, "hf", tmp_path / "hf", **packed).config.splitlines()
+    assert [line.startswith(f"# {kind} reads {reads}") for line in needs] == ([True] if reads else [])
+    assert by_trl.startswith("TRL: SFTConfig(padding_free=True, max_length=None)") == (kind != "kimi_linear")
+    assert "model=model" in by_us
     other = export_dataset(episodes, "llamafactory", tmp_path / "other", **packed)
     assert any("packed documents see each other" in one for one in other.not_held) == (kind != "llama")
 
 
-def test_one_document_a_row_on_request(episodes: Path, tmp_path: Path) -> None:
-    result = export_dataset(episodes, "torchtitan", tmp_path / "out", max_length=CAPACITY, packing_strategy="alone")
-    same(read_torchtitan(tmp_path / "out", "train"), episodes)
-    assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
-    with pytest.raises(DataError, match="longer than a row of 500 tokens"):
-        export_dataset(episodes, "torchtitan", tmp_path / "two", max_length=500, packing_strategy="alone")
+def test_rows_for_a_hybrid_that_cannot_be_packed_are_refused(episodes: Path, tmp_path: Path) -> None:
+    packed = for_model(tmp_path, "jamba")
+    for to in ("hf", "parquet", "llamafactory"):
+        with pytest.raises(ConfigError, match=r"jamba has layers .* --pack alone"):
+            export_dataset(episodes, to, tmp_path / to, **packed)
+    with pytest.raises(ConfigError, match=r"jamba .* pack=False"):
+        to_hf_dataset(episodes, "val", pack=True, max_length=CAPACITY, model=tmp_path)
+    alone = export_dataset(episodes, "hf", tmp_path / "alone", packing_strategy="alone", **packed)
+    assert alone.splits["val"]["rows"] == alone.splits["val"]["documents"]

@@ -8,8 +8,7 @@ from axolotl.utils.data.wrappers import get_dataset_wrapper
 from axolotl.utils.dict import DictDefault
 from axolotl.utils.trainer import process_datasets_for_packing
 
-from tests.export.own_readers.documents import written
-from tests.export.sets import cut
+from tests.export.sets import cut, written
 
 config = DictDefault({"path": sys.argv[1], "type": None})
 cfg = DictDefault({"sequence_len": 6000, "sample_packing": True, "dataset_num_proc": 1, "min_sample_len": 2})

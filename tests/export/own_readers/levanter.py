@@ -37,8 +37,7 @@ from levanter.data.sharded_datasource import UrlDataSource  # noqa: E402
 from levanter.data.text.datasets import PrebuiltLmDataset  # noqa: E402
 from levanter.data.text.formats import PrebuiltLmDatasetFormat  # noqa: E402
 
-from tests.export.own_readers.documents import written  # noqa: E402
-from tests.export.sets import cut  # noqa: E402
+from tests.export.sets import cut, written  # noqa: E402
 
 PAD = 258
 source = UrlDataSource([str(path) for path in sorted(Path(sys.argv[1]).glob("*.parquet"))])

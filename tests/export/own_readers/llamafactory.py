@@ -1,33 +1,45 @@
-"""Reads an export with LLaMA-Factory's own loader and collator; documents are told apart by its 4D mask."""
+"""Reads an export with LLaMA-Factory's own loader and collators: conversations, pairs or labels.
 
+Packed documents are told apart by the 4D mask.
+"""
+
+import json
 import sys
 import types
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
-for name in ("torchaudio",):  # imported for audio, which there is none of; it has no build for every torch
-    stub = types.ModuleType(name)
-    stub.__spec__ = ModuleSpec(name, None)
-    sys.modules[name] = stub
+stub = types.ModuleType("torchaudio")  # imported for audio, which there is none of; it has no build for every torch
+stub.__spec__ = ModuleSpec("torchaudio", None)
+sys.modules["torchaudio"] = stub
 
 import torch  # noqa: E402
-from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask  # noqa: E402
+from llamafactory.data.collator import (  # noqa: E402
+    KTODataCollatorWithPadding,
+    PairwiseDataCollatorWithPadding,
+    SFTDataCollatorWith4DAttentionMask,
+)
 from llamafactory.data.loader import get_dataset  # noqa: E402
 from llamafactory.data.template import TEMPLATES  # noqa: E402
 from tokenizers import Tokenizer, models  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from tests.export.own_readers.documents import written  # noqa: E402
-from tests.export.sets import cut  # noqa: E402
+from tests.export.sets import cut, written  # noqa: E402
 
 words = Tokenizer(models.WordLevel({"<pad>": 258}, unk_token="<pad>"))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", padding_side="right")
 arguments = types.SimpleNamespace(tokenized_path=sys.argv[1], streaming=False)
-module = get_dataset(None, None, arguments, None, "sft", tokenizer)
-rows = module["train_dataset"]
+rows = get_dataset(None, None, arguments, None, "sft", tokenizer)["train_dataset"]
+options = {"tokenizer": tokenizer, "template": TEMPLATES["empty"], "label_pad_token_id": -100}
+if {"kto_tags", "chosen_input_ids"} & set(rows.column_names):
+    kind = KTODataCollatorWithPadding if "kto_tags" in rows.column_names else PairwiseDataCollatorWithPadding
+    batch = kind(**options)([dict(row) for row in rows])
+    names = ("input_ids", "attention_mask", "labels")
+    kept = [name for name in (*names, *(f"kl_{name}" for name in names), "kto_tags") if name in batch]
+    Path(sys.argv[2]).write_text(json.dumps({name: batch[name].tolist() for name in kept}))
+    sys.exit()
 packed = "position_ids" in rows.column_names
-collator = SFTDataCollatorWith4DAttentionMask(
-    tokenizer=tokenizer, template=TEMPLATES["empty"], block_diag_attn=packed, label_pad_token_id=-100
-)
+collator = SFTDataCollatorWith4DAttentionMask(**options, block_diag_attn=packed)
 found = []
 for first in range(0, len(rows), 2):
     batch = collator([dict(rows[i]) for i in range(first, min(first + 2, len(rows)))])

@@ -20,7 +20,7 @@ for name in ("", "data", "data/packing", "data/datasets", "training", "training/
 
 from megatron.bridge.data.packing.parquet import GPTSFTPackedParquetDataset  # noqa: E402
 
-from tests.export.own_readers.documents import written  # noqa: E402
+from tests.export.sets import written  # noqa: E402
 
 END = 999
 dataset = GPTSFTPackedParquetDataset(

@@ -6,8 +6,7 @@ from tempfile import TemporaryDirectory
 from olmo_core.data import NumpyPackedFSLDatasetConfig, TokenizerConfig
 from olmo_core.data.utils import get_labels
 
-from tests.export.own_readers.documents import written
-from tests.export.sets import aligned, cut
+from tests.export.sets import aligned, cut, written
 
 PAD, END = 258, 0
 found = []

@@ -4,7 +4,7 @@ import sys
 
 from skyrl.train.dataset.pretokenized import load_from_pretokenized
 
-from tests.export.own_readers.documents import written
+from tests.export.sets import written
 
 found = []
 for row in load_from_pretokenized(sys.argv[1], max_length=6000):

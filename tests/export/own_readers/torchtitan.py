@@ -6,8 +6,7 @@ import torch
 from torchtitan.models.common.attention import get_document_mask_mod
 
 from chatmill.torchtitan import ChatmillDataLoader
-from tests.export.own_readers.documents import written
-from tests.export.sets import aligned, cut
+from tests.export.sets import aligned, cut, written
 
 PAD = 258
 config = ChatmillDataLoader.Config(dataset_path=sys.argv[1], infinite=False, seed=7)
