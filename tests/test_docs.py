@@ -1,16 +1,17 @@
-"""The documentation holds together: it builds strictly, links and anchors lead somewhere, commands in it exist."""
+"""The documentation holds together: it builds strictly, links lead somewhere, commands and figures in it are real."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from chatmill.cli import COMMANDS, app
 from tests.pages import DOCS, PAGES, ROOT, anchors, fences, links
@@ -51,27 +52,11 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     assert "css/chatmill.css" in home
 
 
-def leaves(nav: Any) -> list[str]:
-    if isinstance(nav, str):
-        return [nav]
-    return [
-        leaf
-        for entry in nav
-        for value in (entry.values() if isinstance(entry, dict) else [entry])
-        for leaf in leaves(value)
-    ]
-
-
-def test_every_page_is_in_the_navigation_once() -> None:
-    listed = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+def test_every_page_is_in_the_navigation_once_and_every_command_in_the_index() -> None:
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
-
-
-def test_every_command_is_in_the_navigation_and_the_index() -> None:
-    index = (DOCS / "index.md").read_text()
     for name in COMMANDS:
-        assert f"commands/{name}.md" in (ROOT / "mkdocs.yml").read_text()
-        assert f"(commands/{name}.md)" in index
+        assert f"(commands/{name}.md)" in (DOCS / "index.md").read_text()
 
 
 def commands_of(page: Path) -> list[str]:
@@ -121,3 +106,26 @@ def test_files_of_the_repository_that_pages_name_are_there() -> None:
     }
     assert len(named) > 20
     assert not sorted((page, path) for page, path in named if not (ROOT / path).is_file())
+
+
+def ratios(value: Any) -> Iterator[float]:
+    """Numbers in a result file, and the ratios of rates that stand side by side."""
+    if isinstance(value, dict):
+        rates = [entry["rate"] for entry in value.values() if isinstance(entry, dict) and "rate" in entry]
+        yield from (a / b for a in rates for b in rates if b)
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from ratios(entry)
+    elif isinstance(value, int | float):
+        yield float(value)
+
+
+def test_figures_of_the_readme_are_those_of_the_result_files() -> None:
+    results = [json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").glob("*.json")]
+    measured = list(ratios(results))
+    figures = re.findall(r"(\d+(?:\.\d+)?)x\b", (ROOT / "README.md").read_text())
+    assert len(figures) >= 4
+    for figure in figures:
+        digits = len(figure.partition(".")[2])
+        assert any(f"{number:.{digits}f}" == figure for number in measured), f"{figure}x is in no result file"

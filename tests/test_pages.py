@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +13,37 @@ import pytest
 
 from tests.chats import chat_record
 from tests.data.tokenizer_files import HERE as TOKENIZERS
+from tests.forked import run_forked
 from tests.images.model_folders import picture, write_model
-from tests.pages import ROOT, run_page
+from tests.pages import DOCS, ROOT, fences, run_bash, run_page
 
-EXAMPLE = ROOT / "examples" / "data" / "conversations.jsonl"
+CHATS = (ROOT / "examples" / "data" / "conversations.jsonl").read_text()
 
 
 def _nothing(folder: Path) -> None: ...
 
 
+def _examples(folder: Path) -> None:
+    for name in ("examples", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+
+
 def _three_chats(folder: Path) -> None:
     (folder / "Qwen3-8B").symlink_to(TOKENIZERS / "tiny_torchtitan")
-    (folder / "chats.jsonl").write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:3]))
+    (folder / "chats.jsonl").write_text("".join(CHATS.splitlines(keepends=True)[:3]))
 
 
 def _chats(folder: Path) -> None:
-    (folder / "chats.jsonl").write_bytes(EXAMPLE.read_bytes())
+    (folder / "chats.jsonl").write_text(CHATS)
+
+
+def _built(folder: Path) -> None:
+    _chats(folder)
+    run_page("recipes/index.md", folder)
+
+
+def _my_set(folder: Path) -> None:
+    run_page("systems/episode-loader.md", folder)
 
 
 def _pictures(folder: Path) -> None:
@@ -35,26 +52,16 @@ def _pictures(folder: Path) -> None:
     (folder / "wide.png").write_bytes(picture(64, 200))
 
 
-def _talks(folder: Path) -> None:
-    (folder / "talks.jsonl").write_text(json.dumps({"prompt": "q", "completion": "ab"}) + "\n")
+def _one(name: str, record: object) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_text(json.dumps(record) + "\n")
+
+    return write
 
 
-def _talk(folder: Path) -> None:
-    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    (folder / "talks.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
-
-
-def _sum(folder: Path) -> None:
-    (folder / "talks.jsonl").write_text(json.dumps(chat_record(("user", "2 + 2?"), ("assistant", "4"))) + "\n")
-
-
-def _synth_rows(folder: Path) -> None:
-    row = {"synth_id": "a", "query": "q", "reasoning": "r", "response": "a"}
-    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-
-
-def _my_set(folder: Path) -> None:
-    run_page("systems/episode-loader.md", folder)
+TALK = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+SUM = chat_record(("user", "2 + 2?"), ("assistant", "4"))
+SYNTH = {"synth_id": "a", "query": "q", "reasoning": "r", "response": "a"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ class Page:
     blocks: int
     shown: int = 0
     says: tuple[str, ...] = ()
+    """In this order."""
     holds: str = "True"
     given: Callable[[Path], None] = _nothing
 
@@ -72,9 +80,21 @@ SAID_BY_PYTHON = (
     *("Dataset: 3 records read, 3 built, 0 left out", "records[2], field messages[0].role: ", "2 unknown_role"),
     *("['input_ids', 'labels']", "\nConversation('", "\nRendered(3 conversations"),
 )
+ANSWERS = (
+    *("status 3\n", "What is <|im_end|>?«<|im_end|>»", "status 3\n", "All records are equal.", "the same bytes\n"),
+    *("already holds exactly this build", "status 1\n", "status 2\n", "{(64,)}"),
+)
+"""Silent, cut away, damaged and bad have a status of their own."""
 PAGES = {
     "tutorial.md": Page(11, 20),
     "architecture.md": Page(6, 7),
+    "masks.md": Page(11, 17, given=_examples),
+    "api.md": Page(65),
+    "faq.md": Page(16, 0, ANSWERS, given=_built),
+    "recipes/hf-trainer.md": Page(3, 0, ("\nloss ", "'position_ids', 'use_cache']\n"), given=_built),
+    "recipes/megatron.md": Page(3, 0, ("'loss_r': ",), given=_built),
+    "recipes/pytorch.md": Page(4, 0, ("loss ", "\nTrue 0.0\n"), given=_built),
+    "recipes/trl.md": Page(1, 0, ("\nloss ",), given=_built),
     "sampled.md": Page(10, 8),
     "pairs.md": Page(2, 4),
     "teachers.md": Page(3, 4),
@@ -83,14 +103,24 @@ PAGES = {
     "python.md": Page(5, 0, SAID_BY_PYTHON, given=_three_chats),
     "systems/episode-loader.md": Page(6, 0, ("['input_ids', 'labels', 'seq_lengths']",)),
     "formats/episodes.md": Page(2, 0, ("[ 3 11 12 13 14]\n",), given=_my_set),
-    "policies.md": Page(2, 0, (), "weights.sum() == 3 and policy.scope.value == 'last_turn'", _talks),
-    "records.md": Page(3, 0, (), "[len(talk.messages) for talk in conversations] == [2]", _talk),
+    "policies.md": Page(
+        2, 0, (), "weights.sum() == 3 and policy.scope.value == 'last_turn'",
+        _one("talks.jsonl", {"prompt": "q", "completion": "ab"}),
+    ),
+    "records.md": Page(3, 0, (), "[len(t.messages) for t in conversations] == [2]", _one("talks.jsonl", TALK)),
     "packing.md": Page(2, 0, ("1 1 0.8\n", "[0, 2, 1]\n", "[0 0] [0 1] 19\n")),
-    "systems/token-native-sft.md": Page(2, 0, (), "first.tolist() == ids and loss_mask.sum() == 2", _sum),
+    "systems/token-native-sft.md": Page(
+        2, 0, (), "first.tolist() == ids and loss_mask.sum() == 2", _one("talks.jsonl", SUM)
+    ),
     "systems/post-training-stream.md": Page(2, 0, ("(3, 16) 6\nStreamReport(records=2, blocks=3,",)),
     "commands/transcripts.md": Page(1),
-    "commands/synth-harmony.md": Page(1, 0, (), "result.rows == 1", _synth_rows),
-}
+    "commands/synth-harmony.md": Page(1, 0, (), "result.rows == 1", _one("rows.jsonl", SYNTH)),
+}  # fmt: skip
+
+
+def test_every_recipe_runs() -> None:
+    found = {f"recipes/{path.name}" for path in DOCS.glob("recipes/*.md")} - {"recipes/index.md"}
+    assert found == {name for name in PAGES if name.startswith("recipes/")}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -100,10 +130,47 @@ def test_a_page_runs(name: str, tmp_path: Path) -> None:
     ran = run_page(name, tmp_path)
     assert ran.blocks == page.blocks
     assert ran.shown >= page.shown
+    at = 0
     for words in page.says:
-        assert words in ran.said
+        assert words in ran.said[at:]
+        at = ran.said.index(words, at)
     assert eval(page.holds, ran.names), page.holds
 
 
-def test_the_page_on_masks_prints_what_it_shows() -> None:
-    assert run_page("masks.md", ROOT).shown >= 8
+NOT_RUN = re.compile(r"make (demo|test)\b|git clone\b|pip install\b")
+"""The two commands of the README run this very test; an install needs a package index."""
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """One after the other, in a folder that has the examples; the output goes there too."""
+    _examples(tmp_path)
+    blocks = [fence.body for fence in fences(ROOT / "README.md") if not fence.language]
+    lines = [line.partition("  #")[0].strip() for body in blocks for line in body.splitlines()]
+    commands = [line for line in lines if re.match(r"(make|chatmill|python|git|pip)\b", line)]
+    commands = [command for command in commands if not NOT_RUN.match(command)]
+    assert {"inspect", "build", "verify", "diff", "export"} <= {shlex.split(command)[1] for command in commands}
+    for command in commands:
+        done = run_bash(command, tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert done.stdout.strip(), command
+
+
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    (code,) = [fence.body for fence in fences(ROOT / "README.md") if fence.language == "python"]
+    (tmp_path / "code.py").write_text(code)
+    done = run_forked(tmp_path / "code.py", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert len(code.splitlines()) <= 11, "ten lines and a blank one"
+
+
+RUN_ELSEWHERE = {"train_tiny.py": "tests/train", "screenshots.py": "tests/view"}
+"""Examples whose tests stand next to what they show, because they take a browser or a minute."""
+
+
+@pytest.mark.parametrize("name", sorted({path.name for path in ROOT.glob("examples/*.py")} - set(RUN_ELSEWHERE)))
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    done = run_forked(ROOT / "examples" / name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert name != "demo.py" or "trained" in done.stdout
