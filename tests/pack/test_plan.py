@@ -62,6 +62,7 @@ def planned_input(draw: st.DrawFn) -> tuple[list[int], int]:
 @settings(max_examples=250)
 @given(planned_input())
 @example(([3, 2, 3], 10))
+@example(([6, 6, 6, 2, 2, 2, 1, 1, 1], 10))  # of equal bins some are filled, one in part, the rest not
 @example(([], 5))
 def test_same_bins_in_the_same_order_as_the_reference(strategy: Strategy, data: tuple[list[int], int]) -> None:
     lengths, capacity = data
