@@ -101,10 +101,6 @@ def overlap_on_last_try(chunk: Chunk) -> dict[str, Any]:
     return {"begin": begin, "end": time.monotonic()}
 
 
-def exit_quietly(chunk: Chunk) -> None:
-    os._exit(7)
-
-
 def kill_the_parent(number: int) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
@@ -127,8 +123,6 @@ class StubbornError(Exception):
 
 
 def fail(kind: str) -> None:
-    if kind == "exit":
-        sys.exit(4)
     if kind == "file":
         Path("/no/such/file").read_text()
     raise {

@@ -12,6 +12,7 @@ With `seeds`, the driver or a process that it has started gets one signal for ea
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -24,33 +25,43 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.run import run_build
 from tests.compiler.builds import digest, leftovers
 from tests.distill import inputs
-from tests.distill.inputs import in_chunks_of
 from tests.faults import active
 
 NAMES = ("rename", "remove", "mkdir", "rmdir", "truncate", "utime", "link", "symlink", "fsync")
 CHANGES = {f"os.{name}" for name in NAMES}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+Report = dict[str, Any]
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work: Callable[..., None], *arguments: Any) -> int:
     """Run something in a forked process; its exit status as `waitpid` gives it."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            work()
+            work(*arguments)
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1]
+
+
+def build(order: Report, out: Path, resume: bool = False, workers: int = 0) -> None:
+    if "distil" in order:
+        # the audit changes no byte, and takes a third of the time
+        options: dict[str, Any] = {"valid_fraction": 0.3, "on_error": "quarantine", "audit": 0}
+        inputs.in_chunks_of(10, order["distil"], out, workers=workers, resume=resume, **options)
+    else:
+        run_build(order["recipe"], out, workers=workers, resume=resume)
 
 
 def watch_files(inside: Path, at: int, note: Path | None) -> None:
@@ -84,50 +95,26 @@ def watch_files(inside: Path, at: int, note: Path | None) -> None:
     sys.addaudithook(hook)
 
 
-def builder(order: dict[str, Any], out: Path, *, resume: bool = False, workers: int = 0) -> Callable[[], None]:
-    def work() -> None:
-        if "distil" in order:
-            # the audit changes no byte, and takes a third of the time
-            options: dict[str, Any] = {"valid_fraction": 0.3, "on_error": "quarantine", "audit": 0}
-            in_chunks_of(10, order["distil"], out, workers=workers, resume=resume, **options)
-        else:
-            run_build(order["recipe"], out, workers=workers, resume=resume)
-
-    return work
-
-
-def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
-    """Resume a build that ended with a status, and report what came out."""
-    report: dict[str, Any] = {"killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL}
-    report["manifest_before"] = (out / "manifest.json").exists()
-    report["resumed"] = in_child(builder(order, out, resume=True)) == 0
-    report["equal"] = report["resumed"] and digest(out) == expected
-    left = inputs.leftovers if "distil" in order else leftovers
-    report["leftovers"] = left(out) if report["resumed"] else []
-    shutil.rmtree(out)
-    return report
-
-
-def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
+def kill_everywhere(order: Report, home: Path, expected: dict[str, str]) -> None:
     note, out, left = home / "note", home / "out", home / "left"
-
-    def killed_first() -> None:
-        with active(order["first"]):
-            builder(order, left)()
-
     if "first" in order:
+
+        def killed_first() -> None:
+            with active(order["first"]):
+                build(order, left)
+
         assert in_child(killed_first) == signal.SIGKILL, "the build was not killed"
 
-    def counted(at: int, note: Path | None) -> Callable[[], None]:
+    def watched(at: int, note: Path | None) -> int:
         def work() -> None:
             watch_files(out, at, note)
-            builder(order, out, resume=left.exists())()
+            build(order, out, resume=left.exists())
 
         if left.exists():
             shutil.copytree(left, out)
-        return work
+        return in_child(work)
 
-    assert in_child(counted(0, note)) == 0, "the build that counts its operations failed"
+    assert watched(0, note) == 0, "the build that counts its operations failed"
     shutil.rmtree(out)
     operations = [json.loads(line) for line in note.read_text().splitlines()]
     renames = [at for at, operation in enumerate(operations, 1) if operation[0] in ("os.rename", "os.fsync")]
@@ -136,9 +123,14 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
     # A kill before the operation that follows a rename is a kill after it; the last operation is never a rename.
     around = sorted({*renames, *(at + 1 for at in renames)})
     for at in around if order["kill"] != "everywhere" else range(1, len(operations) + 1):
-        status = in_child(counted(at, None))
-        report = {"at": at, "operation": operations[at - 1], **after_kill(order, out, status, expected)}
-        print(json.dumps({**report, "operations": len(operations), "renames": len(renames)}), flush=True)
+        report: Report = {"operation": operations[at - 1], "operations": len(operations)}
+        report["killed"] = watched(at, None) == signal.SIGKILL
+        report["manifest_before"] = (out / "manifest.json").exists()
+        report["resumed"] = in_child(build, order, out, True) == 0
+        report["equal"] = report["resumed"] and digest(out) == expected
+        report["leftovers"] = (inputs.leftovers if "distil" in order else leftovers)(out) if report["resumed"] else []
+        shutil.rmtree(out)
+        print(json.dumps(report), flush=True)
 
 
 def kind_of(operation: list[str]) -> tuple[str, str]:
@@ -149,25 +141,18 @@ def kind_of(operation: list[str]) -> tuple[str, str]:
     return what, re.sub(r"\d+", "0", re.sub(r"\.tmp-\d+-[0-9a-f]+", "tmp", Path(paths[-1]).name))
 
 
-def workers_of(driver: int) -> list[int]:
-    """All processes below one: its children, and those that were forked from them."""
+def processes_below(process: int) -> list[int]:
+    """The children of a process, and those that were forked from them."""
     try:
-        children = [int(pid) for pid in Path(f"/proc/{driver}/task/{driver}/children").read_text().split()]
+        children = [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [pid for child in children for pid in (child, *workers_of(child))]
+    return [pid for child in children for pid in (child, *processes_below(child))]
 
 
-def send(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def ended(child: int, until: float) -> int | None:
-    """The status of a child that ends before a time; None: it is still running."""
+def ended(child: int, seconds: float) -> int | None:
+    """The status of a child that ends in time; None: it is still running."""
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -176,29 +161,32 @@ def ended(child: int, until: float) -> int | None:
     return None
 
 
-def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
+def kill_at_random(order: Report, home: Path, expected: dict[str, str]) -> None:
     """Every build goes on where the one before it was stopped; one that ends is compared, and the next begins anew."""
-    out = home / "out"
-    started = time.monotonic()
-    assert in_child(builder(order, out, workers=2)) == 0
+    out, started = home / "out", time.monotonic()
+    resume = partial(in_child, build, order, out, True, 2)
+    assert resume() == 0
     usual = time.monotonic() - started
     for seed in [*order["seeds"], None]:  # the last one is left alone
         rng = random.Random(seed)
         child = os.fork()
         if child == 0:
-            os._exit(in_child(builder(order, out, resume=True, workers=2)) != 0)
-        report: dict[str, Any] = {"seed": seed, "hit": False}
+            os._exit(resume() != 0)
+        report: Report = {"hit": False}
         # The process that builds is a child of the child, so that the one which waits is never hit.
-        status = None if seed is None else ended(child, time.monotonic() + rng.random() * usual)
-        drivers = workers_of(child)[:1]
+        status = None if seed is None else ended(child, rng.random() * usual)
+        drivers = processes_below(child)[:1]
         if status is None and drivers and seed is not None:
-            victims = workers_of(drivers[0]) if rng.random() < 0.5 else drivers
+            victims = processes_below(drivers[0]) if rng.random() < 0.5 else drivers
             victim = rng.choice(victims or drivers)
             what = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-            report |= {"signal": what.name, "driver": victim == drivers[0], "hit": send(victim, what)}
-            if what == signal.SIGSTOP:
-                status = ended(child, time.monotonic() + rng.random() * usual / 4)
-                send(victim, rng.choice([signal.SIGCONT, signal.SIGKILL]))
+            report |= {"signal": what.name, "driver": victim == drivers[0]}
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, what)
+                report["hit"] = True
+                if what == signal.SIGSTOP:
+                    status = ended(child, rng.random() * usual / 4)
+                    os.kill(victim, rng.choice([signal.SIGCONT, signal.SIGKILL]))
         if status is None:
             status = os.waitpid(child, 0)[1]
         report["finished"] = status == 0
@@ -208,7 +196,7 @@ def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) 
         print(json.dumps(report), flush=True)
 
 
-def reports_of(order: dict[str, Any]) -> list[dict[str, Any]]:
+def reports_of(order: Report) -> list[Report]:
     """What this module prints of an order, one report for each kill."""
     command, home = [sys.executable, "-m", "tests.compiler.killing"], Path(__file__).parents[2]
     done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False, cwd=home)
@@ -216,26 +204,21 @@ def reports_of(order: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(reports: list[dict[str, Any]]) -> None:
+def check(reports: list[Report]) -> None:
+    """Killed, resumed, with the bytes of an undisturbed build and nothing else."""
     for report in reports:
-        assert report["killed"], f"the build was not killed: {report}"
-        assert report["resumed"], f"the build could not be resumed: {report}"
-        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
-        assert not report["leftovers"], report
+        assert [report[name] for name in ("killed", "resumed", "equal", "leftovers")] == [True, True, True, []], report
 
 
 def main() -> None:
     order = json.load(sys.stdin)
     home = Path(order["home"])
-    builder(order, home / "whole")()  # here, so that children find made what a first build makes
+    build(order, home / "whole")  # here, so that children find made what a first build makes
     gc.collect()
     gc.freeze()  # a collection in a child would copy all that it shares
     expected = digest(home / "whole")
     assert expected
-    if "seeds" in order:
-        kill_at_random(order, home, expected)
-    else:
-        kill_everywhere(order, home, expected)
+    (kill_at_random if "seeds" in order else kill_everywhere)(order, home, expected)
 
 
 if __name__ == "__main__":

@@ -20,31 +20,23 @@ from chatmill.compiler.run import run_build
 
 def peak(pid):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
-def children():
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                if int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                    yield int(entry)
-            except OSError:
-                pass
+def below(pid):
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from below(child)
 
-workers = 0
+worker = 0
 
 def look(state):
-    global workers
-    for pid in children():
-        try:
-            workers = max(workers, peak(pid))
-        except (OSError, StopIteration):
-            pass
+    global worker
+    worker = max(worker, *map(peak, below(os.getpid())), 0)
 
 order = json.load(sys.stdin)
 result = run_build(order["recipe"], order["out"], workers=1, on_progress=look)
 tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
-print(json.dumps({"driver": peak("self"), "worker": workers, "tokens": tokens}))
+print(json.dumps({"driver": peak("self"), "worker": worker, "tokens": tokens}))
 """
 """Runs one build and prints the largest RSS in KiB; `VmHWM`, since `ru_maxrss` of a child begins with its parent's."""
 
@@ -59,31 +51,22 @@ def write_input(path: Path, size: int) -> Path:
     return path
 
 
-def measured(home: Path, size: int, shard_bytes: int) -> dict[str, Any]:
+def measured(home: Path, size: int) -> dict[str, Any]:
     path = write_input(home / f"{size}.jsonl", size)
     packing = {"max_length": 2048, "overflow": "windows"}
-    recipe = plain_recipe(path, packing=packing, split={"val_fraction": 0.1}, shard_bytes=shard_bytes)
-    order = {"recipe": recipe, "out": str(home / f"out{size}")}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], input=json.dumps(order), capture_output=True, text=True, check=False
-    )
+    recipe = plain_recipe(path, packing=packing, split={"val_fraction": 0.1}, shard_bytes=120_000)
+    order, command = json.dumps({"recipe": recipe, "out": str(home / f"out{size}")}), [sys.executable, "-c", CODE]
+    done = subprocess.run(command, input=order, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["worker"] > 10_000, "no worker was seen"
     return found
 
 
-def check(home: Path, size: int, shard_bytes: int) -> None:
-    once, eight = (measured(home, times * size, shard_bytes) for times in (1, 8))
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_flat_memory(fast: Path) -> None:
+    """Everything smaller than usual."""
+    once, eight = (measured(fast, times * 450_000) for times in (1, 8))
     assert eight["tokens"] > 7.5 * once["tokens"]
     for process in ("driver", "worker"):
         assert eight[process] < 1.2 * once[process], (process, once, eight)
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-
-
-@needs_proc
-def test_flat_memory(fast: Path) -> None:
-    """Everything smaller than usual."""
-    check(fast, 450_000, 120_000)
