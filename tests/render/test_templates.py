@@ -237,3 +237,15 @@ def test_unknown_templates() -> None:
         find_template("own.py")
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         render([PAIR], "chatml")
+
+
+def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
+    header = "{#-\nlicence: MIT\ntokens: <|im_start|> <|im_end|>\nstops: <|im_end|>\n-#}\n"
+    file = tmp_path / "mine.jinja"
+    file.write_text(f"{header}{{{{ messages[0].content }}}}")
+    assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
+    file.write_text(file.read_text().replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
+    found = find_template(file)
+    assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
+    assert found.stop_tokens == ("<|im_end|>",)
+    assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})

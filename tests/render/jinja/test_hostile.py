@@ -1,20 +1,27 @@
-"""Templates are untrusted code: each of these ends in one clear error, soon and in little memory."""
+"""Hostile templates, each of which ends in one clear error, soon and in little memory; and hostile conversations: text
+that spells special tokens stays text, in every field of a record, in bulk and one by one."""
 
 # ruff: noqa: E501 (a template is one line)
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from collections import Counter
 
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ChatmillError, ConfigError, RecordError
+from chatmill.render.document_items import Ids
 from chatmill.render.jinja import sandbox
+from chatmill.render.jinja.turn_documents import TextDocument
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from tests.render.jinja.at_hand import of_text
+from tests.chats import chat
+from tests.render.jinja.at_hand import bound, items_alone, of_text
 
-CONVERSATION = Conversation((Message(Role.USER, "Hello, you."), Message(Role.ASSISTANT, "Hello.")))
+CONVERSATION = chat(("user", "Hello, you."), ("assistant", "Hello."))
 DOUBLING = (
     "{% set ns = namespace(t='xxxxxxxxxx') %}{% for i in range(40) %}{% set ns.t = DOUBLE %}{% endfor %}{{ ns.t }}"
 )
@@ -58,7 +65,6 @@ HUGE = {
     "a precision in %": "{{ '%.9999999999f' % 1.0 }}",
     "a width of a key in %": "{{ '%(a)9999999999s' % {'a': 1} }}",
     "a width after flags in %": "{{ '%-+ 09999999999d' % 1 }}",
-    "a width in % that is an argument": "{{ '%*d' % (9999999999, 1) }}",
     "a power": "{{ 10 ** 10 ** 10 }}",
     "powers of powers": "{% set ns = namespace(n=10) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
     "expandtabs": "{{ '\t\t'.expandtabs(9999999999) }}",
@@ -95,7 +101,6 @@ TRICKS = {
     "a namespace with inner names": "{% set n = namespace(__class__=1) %}{{ n.__class__ }}",
     "a generator's frame": "{{ (messages | map('upper')).gi_frame.f_globals }}",
 }
-DEEP = "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"
 
 
 def failure(source: str) -> ChatmillError:
@@ -133,9 +138,9 @@ def test_no_template_takes_all_memory(name: str) -> None:
 )
 def test_stars_and_numbers_beside_a_format_are_text(text: str) -> None:
     opens = "{{ " + text + " }}"
-    bound = of_text("{% for m in messages %}" + opens + "{{ m.content }}<|e|>{% endfor %}" + opens, ("<|e|>",))
-    written = render([CONVERSATION], bound, add_generation_prompt=True)
-    assert bound.tokenizer.decode(written.tokens.ids).endswith("**bold**")
+    template = of_text("{% for m in messages %}" + opens + "{{ m.content }}<|e|>{% endfor %}" + opens, ("<|e|>",))
+    written = render([CONVERSATION], template, add_generation_prompt=True)
+    assert template.tokenizer.decode(written.tokens.ids).endswith("**bold**")
 
 
 @pytest.mark.parametrize("name", TRICKS)
@@ -153,8 +158,7 @@ def test_no_template_reaches_beyond_its_data(name: str) -> None:
 
 
 def test_a_deep_template_is_one_error() -> None:
-    error = failure(DEEP)
-    assert isinstance(error, RecordError | ConfigError)
+    assert isinstance(failure("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"), RecordError | ConfigError)
 
 
 @pytest.mark.parametrize("name", ["nested loops", "a macro that calls itself"])
@@ -163,3 +167,77 @@ def test_a_hostile_template_is_one_error_in_bulk(name: str) -> None:
     rendered = render([CONVERSATION], of_text(text, ("<|eos|>",)), collect_failures=True)
     assert [error.code for _, error in rendered.failed] == ["template_refused"]
     assert "stopped" in str(rendered.failed[0][1])
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+NAMES = [
+    *("trl/qwen3.jinja", "axolotl/qwen_25.jinja", "llamacpp/GLM-4.6.jinja", "llamacpp/openai-gpt-oss-120b.jinja"),
+    *("trl/llama3_1.jinja", "trl/gemma4_v5.jinja", "trl/cohere2.jinja", "vllm/tool_chat_template_mistral3.jinja"),
+    *("llamacpp/deepseek-ai-DeepSeek-V3.2.jinja", "llamacpp/MiniMax-M1.jinja", "vllm/tool_chat_template_granite.jinja"),
+]
+
+
+def hostile(template: ModelTemplate, text: str) -> list[Conversation]:
+    """Conversations that have a text in every field they can have it in."""
+    arguments = json.dumps({text: text, "list": [text, {text: [text]}], "n": 1}, ensure_ascii=False)
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}},
+                  "required": [text]}  # fmt: skip
+    tools = ({"type": "function", "function": {"name": text, "description": text, "parameters": parameters}},)
+    call = ToolCall(text, arguments, "callid001")
+    system, user = Message(Role.SYSTEM, text), Message(Role.USER, f"a {text} b", name=text)
+    plain, thinks = Message(Role.ASSISTANT, text), Message(Role.ASSISTANT, text, reasoning=f"{text} c {text}")
+    calls = Message(Role.ASSISTANT, "", tool_calls=(call,), has_content=False)
+    named = Message(Role.TOOL, text, tool_call_id="callid001", name=text)
+    odd = call._replace(id=text)
+    return [
+        Conversation((user, plain), id="pair"),
+        Conversation((system, user, thinks, user, plain), id="reasoning"),
+        Conversation((user, calls, named, plain), id="calls", tools=tools),
+        Conversation((system, user, calls._replace(reasoning=text), named, thinks), id="reasoned calls", tools=tools),
+        Conversation(
+            (user, calls._replace(tool_calls=(odd,)), named._replace(tool_call_id=text), plain), id="ids", tools=tools
+        ),
+    ]
+
+
+def written_by_template(document: TextDocument, template: ModelTemplate) -> Counter[int]:
+    """Special ids that template text alone spells."""
+    pattern = template.rules.pattern
+    assert pattern is not None
+    texts, run = [], ""
+    for span in document.spans:
+        if span.expression is None and not span.breaks:
+            run += span.text
+        else:
+            texts.append(run)
+            run = span.text if span.expression is None else ""
+    names = [name for text in [*texts, run] for name in pattern.findall(text)]
+    return Counter(template.tokenizer.control(name) for name in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_come_from_the_template_alone(name: str) -> None:
+    template = bound(name)
+    accepted = 0
+    for special in (" ".join(template.tokenizer.control_ids), *list(template.tokenizer.control_ids)[:3]):
+        conversations = hostile(template, special)
+        rendered = render(conversations, template, collect_failures=True)
+        failed = {index for index, _ in rendered.failed}
+        at = 0
+        for index, conversation in enumerate(conversations):
+            try:
+                written = template.text_documents(conversation)
+            except RecordError:
+                assert index in failed
+                continue
+            accepted += 1
+            for document, items in zip(written.documents, items_alone(written, template), strict=True):
+                wanted = written_by_template(document, template)
+                ids = [int(i) for i in rendered.tokens.conversation(at).ids if i >= 256]
+                assert Counter(ids) == wanted, f"{conversation.id} in bulk"
+                alone = [i for item in items if isinstance(item, Ids) for i in item.ids if i >= 256]
+                assert Counter(alone) == wanted, f"{conversation.id} one by one"
+                at += 1
+        assert at == len(rendered.kept)
+    assert accepted >= 4
