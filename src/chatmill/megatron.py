@@ -56,7 +56,7 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         index_split: Any,
         config: GPTDatasetConfig,
     ) -> None:
-        """As Megatron's builder calls it; `indexed_dataset` is that of the tokens."""
+        """Take what Megatron's builder gives; `indexed_dataset` is that of the tokens."""
         self._shard = _open_shard(indexed_dataset.path_prefix, self.sidecars)
         # A copy: the config is shared by all shards of a blend, and the fingerprint is that of one.
         config = copy(config)

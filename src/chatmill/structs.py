@@ -87,7 +87,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type."""
+    """Return whether a value is of a type."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -81,7 +81,7 @@ class ChatmillDataLoader(ParallelAwareDataloader):  # type: ignore[misc]
         snapshot_every_n_steps: int | None = 1,
         **_: Any,
     ) -> None:
-        """As torchtitan's trainer calls it."""
+        """Take what torchtitan's trainer gives."""
         if not config.dataset_path:
             raise ConfigError("dataset_path is missing: give a split of the export, such as OUT/train")
         if config.num_workers > 1:

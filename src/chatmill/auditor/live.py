@@ -13,7 +13,7 @@ import numpy as np
 
 
 def is_trainer(source: Any) -> bool:
-    """Whether this is a Trainer of transformers, or one derived from it."""
+    """Return whether this is a Trainer of transformers, or one derived from it."""
     return hasattr(source, "get_train_dataloader")
 
 

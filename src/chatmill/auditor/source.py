@@ -64,7 +64,7 @@ class SourceRows:
         return np.append(self.tokens.message_weights, np.float32(np.nan))[numbers]
 
     def row(self, number: int) -> SourceRow:
-        """One row."""
+        """Return one row."""
         span = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
         return SourceRow(self.ids[span], self.kinds[span], self.messages[span])
 

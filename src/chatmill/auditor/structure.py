@@ -244,7 +244,7 @@ class Structure:
         yield self._places("special_from_text", places[~harmless & opened[document]])
 
     def _packed(self) -> Iterator[RawFinding]:
-        """Several documents where boundaries say there is one."""
+        """Yield several documents where boundaries say there is one."""
         data, literals = self._data, self._literals
         row_ids = data.ids
         inner = np.zeros(len(row_ids), dtype=np.bool_)

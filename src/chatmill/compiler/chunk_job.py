@@ -84,7 +84,7 @@ class ChunkJob:
 
 
 def recipe_json(recipe: Recipe) -> str:
-    """A recipe as workers get it."""
+    """Return a recipe as workers get it."""
     return canonical_json(recipe.as_json()).decode()
 
 
@@ -123,7 +123,7 @@ def load_pipeline(recipe: str) -> None:
 
 
 def checked_pipeline(recipe: str, answers: ProbeAnswers, files: str) -> Pipeline:
-    """The pipeline that chunks are compiled with: its engine is a reference or gives the answers of one.
+    """Return the pipeline that chunks are compiled with: its engine is a reference or gives the answers of one.
 
     A fast engine that cannot be loaded, or answers otherwise, goes the whole way here: it is compared with a reference
     in this process, which replaces it.
@@ -160,7 +160,7 @@ def compile_chunk(job: ChunkJob, on_rows: OnRows = lambda rows, first: None) -> 
 
 
 def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
-    """What a receipt says of the input of its chunk."""
+    """Return what a receipt says of the input of its chunk."""
     names = ("path", "start", "stop", "first", "count", "digest")
     shared = ("max_records", "skip")
     return [
@@ -239,7 +239,7 @@ def _unwanted(pieces: Sequence[ChunkPiece]) -> dict[str, str]:
 
 
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
-    """A batch with every record as often as the weight and the hash of its key say."""
+    """Return a batch with every record as often as the weight and the hash of its key say."""
     copies = np.array([copies_of(key, weight) for key in batch.keys], dtype=np.int64)
     for place in batch.heads.tolist():
         source, count = batch.sources[place], int(copies[place])

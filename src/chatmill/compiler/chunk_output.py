@@ -170,13 +170,13 @@ class ChunkOutput:
         self._shards[split].append(tokens.lengths[wanted], values)
 
     def begin_piece(self, chunk: Chunk) -> None:
-        """A piece is about to be read."""
+        """Begin a piece, which is about to be read."""
         if self._pipeline.recipe.tree is not None:
             self._groups = list(record_groups(chunk, self._pipeline.recipe.tree.group))
             self._first = chunk.first
 
     def end_piece(self) -> None:
-        """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
+        """End a piece and put its rejected records in order: reading and rendering refuse separately."""
         self._rejected += [line for _, line in sorted(self._rejected_here, key=itemgetter(0))]
         self._rejected_here = []
 
@@ -225,11 +225,11 @@ def _fields_read(pipeline: Pipeline, rules: Source) -> set[str]:
 
 
 def _named(record_id: str, where: str) -> str:
-    """A record in the words of a message."""
+    """Return a record in the words of a message."""
     return f"{where} ({record_id})" if record_id and where else where or record_id
 
 
 def line_number(where: str) -> int:
-    """The line or row that a place such as `chats.jsonl:17` or `chats.parquet:row 17` ends in."""
+    """Return the line or row that a place such as `chats.jsonl:17` or `chats.parquet:row 17` ends in."""
     digits = re.search(r"\d+$", where)
     return int(digits.group()) if digits else 0

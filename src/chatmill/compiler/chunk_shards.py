@@ -41,7 +41,7 @@ class ChunkPlace:
     """The build has no other chunk: its splits are flat."""
 
     def shard(self, split: str) -> Path:
-        """Where the shard of a split is."""
+        """Return where the shard of a split is."""
         return self.directory / split if self.is_only else self.directory / split / shard_name(self.number)
 
     @property
@@ -73,7 +73,7 @@ class ChunkPlace:
         return receipt
 
     def whole_receipt(self, fingerprint: str) -> Receipt | None:
-        """The receipt of this chunk, if its files are there with the sizes and hashes that it states."""
+        """Return the receipt of this chunk, if its files are there with the sizes and hashes that it states."""
         try:
             receipt: Receipt = json.loads(self.receipt.read_bytes())
             files = [

@@ -52,7 +52,7 @@ class PlannedBuild:
     fingerprint: str
 
     def jobs(self) -> list[ChunkJob]:
-        """One for each chunk."""
+        """Return one for each chunk."""
         names = chunk_fingerprints(self.recipe, self.planned.chunks, self.pipeline.fingerprints)
         home, is_only, recipe = self.directory.absolute(), len(names) == 1, recipe_json(self.recipe)
         return [
@@ -96,7 +96,7 @@ class PlannedBuild:
     def _manifest(
         self, splits: Mapping[str, Mapping[str, Any]], ledger: Ledger, files: Mapping[str, FileRecord]
     ) -> dict[str, Any]:
-        """The manifest of the dataset with these splits and files; `from` leads to the folder of its inputs."""
+        """Return the manifest of the dataset with these splits and files; `from` leads to the folder of its inputs."""
         recipe, pipeline = self.recipe, self.pipeline
         tokenizer, expander = pipeline.template.tokenizer, pipeline.template.expander
         pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
@@ -190,5 +190,5 @@ CHANGE_GATE = "With a changed gate alone, --resume continues from here."
 
 
 def _first_examples(receipts: Sequence[Receipt]) -> dict[str, str]:
-    """The first record that was left out for each reason, in words."""
+    """Return the first record that was left out for each reason, in words."""
     return {code: words for receipt in reversed(receipts) for code, words in receipt["left_out"].items()}

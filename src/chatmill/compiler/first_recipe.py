@@ -97,7 +97,7 @@ class FirstLook(NamedTuple):
         return self.ledger.total_records("quarantined")
 
     def gate_choices(self) -> list[str]:
-        """What the sample has that a gate of the recipe will stop, in words, with the choice."""
+        """Return what the sample has that a gate of the recipe will stop, in words, with the choice."""
         return [
             f"In the sample {gate.sentence}: the build will stop at the gate {gate.name}. Change the data or the "
             f"policy; or accept it with {gate.name}: null (or a limit) in the recipe's gates."
@@ -167,7 +167,7 @@ def look_at(
 
 
 def _tokenizer(name: str) -> Tokenizer:
-    """The tokenizer with the engine that starts soonest: a sample is small."""
+    """Return the tokenizer with the engine that starts soonest: a sample is small."""
     try:
         return load_tokenizer(name, engine=Engine.REFERENCE)
     except NoReferenceError:
@@ -224,7 +224,7 @@ def _suggest_template(conversations: Sequence[Conversation], given_as: str, toke
 
 
 def _sources(looked: Sequence[FileLook]) -> list[dict[str, Any]]:
-    """A source for the files of each shape."""
+    """Return a source for the files of each shape."""
     groups: dict[str, list[str]] = {}
     for file in looked:
         groups.setdefault(file.shape, []).append(file.path)
@@ -243,7 +243,7 @@ def write_recipe(look: FirstLook, path: Path) -> None:
 
 
 def recipe_text(look: FirstLook) -> str:
-    """The recipe as YAML with comments, from `recipe.yaml.jinja`; reading it gives `look.recipe`."""
+    """Return the recipe as YAML with comments, from `recipe.yaml.jinja`; reading it gives `look.recipe`."""
     import yaml
 
     environment = jinja2.Environment(
@@ -274,7 +274,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML: JSON is YAML, and plain words need no quotes."""
+    """Return a value as YAML: JSON is YAML, and plain words need no quotes."""
     import yaml
 
     if isinstance(value, str) and PLAIN.fullmatch(value) and yaml.safe_load(value) == value:

@@ -69,7 +69,7 @@ class GateError(ChatmillError, ValueError):
 
 
 def _enough(gate: Gate) -> str:
-    """A limit that the build would pass: a share in hundredths, rounded up, or a count."""
+    """Return a limit that the build would pass: a share in hundredths, rounded up, or a count."""
     return f"{min(1.0, -(-gate.found * 100 // 1) / 100):g}" if isinstance(gate.found, float) else f"{gate.found}"
 
 

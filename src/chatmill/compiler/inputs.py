@@ -56,7 +56,7 @@ class InputFile:
     """The file that was read where this is another one: the copy of what a URL or standard input gave."""
 
     def as_json(self) -> dict[str, Any]:
-        """What a manifest says about the file; the time of its last change is no part of it."""
+        """Return what a manifest says about the file; the time of its last change is no part of it."""
         names = ("path", "source", "shape", "bytes", "xxh128", "lines", "records")
         return {name: getattr(self, name) for name in names}
 
@@ -207,7 +207,7 @@ def _listed(scan: InputScan) -> Iterator[bytes]:
 
 
 def _cut_rows(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[ChunkCut]]:
-    """The same for rows: of Parquet as it is, or of Arrow streams, one for each chunk."""
+    """Return the same for rows: of Parquet as it is, or of Arrow streams, one for each chunk."""
     from chatmill.read.tables import table_batches
 
     xxh128, path, size = _xxh128(scan), Path(scan.data), scan.chunk_bytes
@@ -245,7 +245,7 @@ def _write_streams(batches: Iterator[Any], chunk_bytes: int, spool: Path) -> Non
 
 
 def _spooled(scan: InputScan, name: str, write: Callable[[Path], None]) -> Path:
-    """The spool of this name, which says which bytes it holds; it is there whole or not at all.
+    """Return the spool of this name, which says which bytes it holds; it is there whole or not at all.
 
     Several builds, or threads, may write the same one: all have the same bytes, and the same time of change.
     """
@@ -260,14 +260,14 @@ def _spooled(scan: InputScan, name: str, write: Callable[[Path], None]) -> Path:
 
 
 def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:
-    """The shape that the first records that can be decoded have, as `ConversationFile` finds it."""
+    """Return the shape that the first records that can be decoded have, as `ConversationFile` finds it."""
     records = itertools.chain.from_iterable(map(chunk_records, chunks))
     values = [raw.value for raw in itertools.islice((raw for raw in records if raw.error is None), DETECT_RECORDS)]
     return detect_shape(values, str(path)).name if values else ANY_SHAPE
 
 
 def file_status(scan: InputScan) -> os.stat_result:
-    """What the system says of a file; one that is not there, or that cannot be read twice, is an error."""
+    """Return what the system says of a file; one that is not there, or that cannot be read twice, is an error."""
     path = scan.path
     try:
         status = os.stat(scan.data)

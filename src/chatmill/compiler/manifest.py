@@ -78,7 +78,7 @@ def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:
 
 
 def git_sha() -> str | None:
-    """The commit of the checkout that the build runs in; None outside one."""
+    """Return the commit of the checkout that the build runs in; None outside one."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

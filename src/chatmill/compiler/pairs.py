@@ -61,7 +61,7 @@ def picture_error() -> RecordError:
 
 
 def problem_of(rows: Sequence[int], prompts: Sequence[Sequence[int] | None]) -> RecordError | None:
-    """What is wrong with the documents of a record: how many rows each has, and the prompt of each row."""
+    """Return what is wrong with the documents of a record: how many rows each has, and the prompt of each row."""
     if max(rows) > 1:
         return RecordError(
             f"under this template the answer needs {max(rows)} rows, since later messages change earlier ones, and "
@@ -110,7 +110,7 @@ class _Prompts:
         self.has_answer: NDArray[np.bool_] = first < tokens.document_runs[1:]
 
     def ids_of(self, row: int) -> Sequence[int] | None:
-        """The ids before the answer of a row; None where it has no answer."""
+        """Return the ids before the answer of a row; None where it has no answer."""
         return self.ids[self.starts[row] : self.ends[row]].tolist() if self.has_answer[row] else None
 
 

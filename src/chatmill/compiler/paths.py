@@ -17,7 +17,7 @@ _SHOWN = 5
 
 
 def resolve_paths(patterns: Sequence[str]) -> list[Place]:
-    """The files that names, folders, URLs and globs (`*`, `?`, `[ab]`, `**` for any folders) stand for.
+    """Return the files that names, folders, URLs and globs (`*`, `?`, `[ab]`, `**` for any folders) stand for.
 
     Patterns keep their order, the files of one pattern are sorted by name, a file that comes twice keeps its first
     place. A folder stands for the files of records in it; a glob stands for files, never for folders. A name that is a
@@ -36,7 +36,7 @@ def resolve_paths(patterns: Sequence[str]) -> list[Place]:
 
 
 def local_paths(patterns: Sequence[str]) -> list[Path]:
-    """The same for commands that read files of this machine alone."""
+    """Return the same for commands that read files of this machine alone."""
     paths = resolve_paths(patterns)
     for path in paths:
         if not isinstance(path, Path):

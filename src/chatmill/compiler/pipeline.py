@@ -299,7 +299,7 @@ class Pipeline:
 
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
-    """The first documents that lose trained tokens."""
+    """Return the first documents that lose trained tokens."""
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
     return np.unique(np.searchsorted(tokens.document_runs, runs, side="right") - 1)[:NAMED]
 
@@ -340,7 +340,7 @@ def files_of(recipe: Recipe) -> str:
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
-    """What a recipe says about its template; a policy for the last turn needs no documents for the others."""
+    """Return what a recipe says about its template; a policy for the last turn needs no documents for the others."""
     folder = picture_folder(recipe.images, (path for source in recipe.sources for path in source.patterns))
     return TemplateOptions(
         options=recipe.template_options,
@@ -357,7 +357,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
 
 
 def copies_of(key: str, weight: float) -> int:
-    """How often a record is used at a weight: the whole part, and once more by the hash of the key."""
+    """Return how often a record is used at a weight: the whole part, and once more by the hash of the key."""
     whole = int(weight)
     rest = weight - whole
     return whole + int(rest > 0 and hash_of(f"weight\0{key}".encode()) < hash_limit(rest))
@@ -370,7 +370,7 @@ def _planted(
     groups: NDArray[np.int64] | None,
     max_length: int | None,
 ) -> Trees:
-    """The rows that overflow left, as trees: those of a record in one, or those of a group of records."""
+    """Return the rows that overflow left, as trees: those of a record in one, or those of a group of records."""
     records = kept[fitted.source_index]
     owners = records if groups is None else groups[records]
     return put_into_trees(rows, fitted.run_weights, fitted.injected_runs, records, owners, max_length or NO_LIMIT)

@@ -300,12 +300,12 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
-    """The recipe that a manifest holds."""
+    """Return the recipe that a manifest holds."""
     return _validated(manifest["recipe"], "the manifest")
 
 
 def stored_recipe(text: str) -> Recipe:
-    """The recipe whose `as_json` this is, as text."""
+    """Return the recipe whose `as_json` this is, as text."""
     return msgspec.json.decode(text, type=Recipe)
 
 
@@ -330,7 +330,7 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
 
 
 def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
-    """A row and the longest episode have the same length unless both are given."""
+    """Give a row and the longest episode the same length unless both are given."""
     if pack is None:
         return {}
     row, longest = pack.length, packing.max_length

@@ -315,7 +315,7 @@ def _without(conversation: Conversation, path: str) -> tuple[Conversation, Count
 
 
 def _lost(message: Message) -> Counts:
-    """The characters of a message that is left out."""
+    """Return the characters of a message that is left out."""
     calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
     thought = len(message.reasoning or "")
     return +Counter(

@@ -130,7 +130,7 @@ def run_build(
 
 
 def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> LocalExecutor:
-    """The local executor; what its workers need is loaded while this process is busy."""
+    """Return the local executor; what its workers need is loaded while this process is busy."""
     executor = LocalExecutor(workers)
     if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
         executor.prepare(load_pipeline, recipe_json(recipe))
@@ -159,7 +159,7 @@ def _run(
     on_start: Callable[[], None] | None,
     earlier: EarlierBuild | None,
 ) -> tuple[Outcome, dict[str, Any], dict[str, int]]:
-    """The build itself, or a share of it."""
+    """Return the build itself, or a share of it."""
     directory, recipe, work = build.directory, build.recipe, work_folder(build.directory).absolute()
     if share is None and forget_failed(directory, SPLITS, RECEIPTS, build.fingerprint):
         warnings.warn(f"{directory}: replaces a build of something else that published nothing", stacklevel=3)

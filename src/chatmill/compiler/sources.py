@@ -146,7 +146,7 @@ def input_bytes(recipe: Recipe, base: Path | None = None) -> int | None:
 
 
 def _files_of(source: Source, base: Path | None) -> list[str]:
-    """The files of a source, as they are named in the dataset."""
+    """Return the files of a source, as they are named in the dataset."""
     if base is None:
         return [str(path) for path in resolve_paths(source.patterns)]
     named = [name if is_elsewhere(name) else str(base / name) for name in source.patterns]
@@ -209,7 +209,7 @@ def whole_groups(chunks: Chunks, field_of: Callable[[Source], str | None]) -> Ch
 
 
 def _leading(groups: list[str | None], last: str | None) -> int:
-    """How many records at the beginning are of the group `last`, or of none."""
+    """Return how many records at the beginning are of the group `last`, or of none."""
     return next((place for place, group in enumerate(groups) if group not in (None, last)), len(groups))
 
 

@@ -80,7 +80,7 @@ def compare_with_own(
 
 
 def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> dict[int, NDArray[np.int32]]:
-    """The ids of each conversation that a template can write: its last document."""
+    """Return the ids of each conversation that a template can write: its last document."""
     rendered = render(conversations, template, collect_failures=True)
     tokens = rendered.tokens
     return {
@@ -125,7 +125,7 @@ def size_of(message: Message) -> int:
 
 
 def trial_lines(recipe: Recipe) -> list[str]:
-    """What the first records say about all of them; nothing if there are few, or nothing is to be said."""
+    """Return what the first records say about all of them; nothing if there are few, or nothing is to be said."""
     paths = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
     here = [str(path) for path in paths if not is_elsewhere(str(path))]
     if sum(os.path.getsize(path) for path in here) < LONG_INPUT:

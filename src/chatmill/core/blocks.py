@@ -104,7 +104,7 @@ class Boundaries:
 
     @classmethod
     def of(cls, starts: Sequence[NDArray[np.int64]], lengths: NDArray[np.int64]) -> Boundaries:
-        """From the starts of each row."""
+        """Make them from the starts of each row."""
         counts = np.array([len(row) for row in starts], dtype=np.int64)
         return cls(starts=np.concatenate([np.empty(0, dtype=np.int64), *starts]), counts=counts, lengths=lengths)
 
@@ -114,7 +114,7 @@ class Boundaries:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def broken(self) -> list[tuple[NDArray[np.bool_], str]]:
-        """The rules for starts: which of them break each, and the rule in words."""
+        """Return the rules for starts: which of them break each, and the rule in words."""
         first = np.diff(self.rows, prepend=-1) > 0
         return [
             (first & (self.starts != 0), "the first entry must be 0"),
@@ -137,7 +137,7 @@ class Boundaries:
         )
 
     def joined(self) -> Boundaries:
-        """All rows as one: the form without padding. A row's first document becomes one among the others."""
+        """Return all rows as one: the form without padding. A row's first document becomes one among the others."""
         offsets = offsets_of(self.lengths)
         return Boundaries(
             starts=self.starts + offsets[:-1][self.rows],
@@ -196,7 +196,7 @@ def tree_grid(
 
 
 def whole_rows(lengths: NDArray[np.int64]) -> Boundaries:
-    """Every row is one document (an empty row is none)."""
+    """Make every row one document (an empty row none)."""
     counts = (lengths > 0).astype(np.int64)
     return Boundaries(starts=np.zeros(counts.sum(), dtype=np.int64), counts=counts, lengths=lengths)
 

@@ -8,7 +8,7 @@ from chatmill.errors import DataError
 
 
 def canonical_json(value: object) -> bytes:
-    """The one JSON spelling of a value with texts as keys: sorted, no spaces, ASCII, no newline at the end."""
+    """Return the one JSON spelling of a value with texts as keys: sorted, no spaces, ASCII, no newline at the end."""
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except ValueError as error:

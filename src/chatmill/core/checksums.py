@@ -17,7 +17,7 @@ class RunningDigest(Protocol):
         """Take in the next bytes."""
 
     def hexdigest(self) -> str:
-        """Of all bytes so far, as text."""
+        """Return the digest of all bytes so far, as text."""
 
 
 class Hash(StrEnum):
@@ -29,7 +29,7 @@ class Hash(StrEnum):
     """For files that come from others or go to them: inputs, exports."""
 
     def begin(self) -> RunningDigest:
-        """A digest of no bytes yet. Reading needs no hashes, so their package is imported here."""
+        """Return a digest of no bytes yet. Reading needs no hashes, so their package is imported here."""
         if self is Hash.SHA256:
             return hashlib.sha256()
         from xxhash import xxh3_128
@@ -37,7 +37,7 @@ class Hash(StrEnum):
         return xxh3_128()
 
     def of_file(self, path: Path) -> str:
-        """The digest of a file's bytes, as hexadecimal digits."""
+        """Return the digest of a file's bytes, as hexadecimal digits."""
         with path.open("rb", buffering=0) as file:
             return hashlib.file_digest(file, self.begin).hexdigest()  # type: ignore[arg-type]
 
@@ -51,20 +51,20 @@ class FileRecord:
     hash: Hash = Hash.XXH128
 
     def to_json(self) -> dict[str, Any]:
-        """A plain object, such as `{"bytes": 32, "xxh128": "..."}`."""
+        """Return a plain object, such as `{"bytes": 32, "xxh128": "..."}`."""
         return {"bytes": self.bytes, self.hash.value: self.digest}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """What `to_json` made; a `KeyError` if there is no hash."""
+        """Return what `to_json` made; a `KeyError` if there is no hash."""
         kind = Hash.SHA256 if Hash.SHA256 in value else Hash.XXH128
         return cls(bytes=int(value["bytes"]), digest=str(value[kind]), hash=kind)
 
     @classmethod
     def of_file(cls, path: Path, hash: Hash = Hash.XXH128) -> Self:
-        """The record of a file that is there."""
+        """Return the record of a file that is there."""
         return cls(bytes=path.stat().st_size, digest=hash.of_file(path), hash=hash)
 
     def is_of(self, path: Path) -> bool:
-        """Whether a file is there with this size and these bytes."""
+        """Return whether a file is there with this size and these bytes."""
         return path.is_file() and path.stat().st_size == self.bytes and self.hash.of_file(path) == self.digest

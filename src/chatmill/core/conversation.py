@@ -47,7 +47,7 @@ ARGUMENTS_FIRST = 64
 
 
 def call_order(keys: Iterable[str], of_function: Iterable[str]) -> int:
-    """The order of a call's keys as a number, as messages.h has it: 0 for the usual one.
+    """Return the order of a call's keys as a number, as messages.h has it: 0 for the usual one.
 
     Else the keys as digits in base 4, and a bit for a function whose arguments come first.
     """
@@ -61,7 +61,7 @@ def call_order(keys: Iterable[str], of_function: Iterable[str]) -> int:
 
 @cache
 def call_keys(order: int) -> tuple[tuple[str, ...], tuple[str, str]]:
-    """The keys of a call and those of its function in an order; 0 is id, type, function and name, arguments."""
+    """Return the keys of a call and those of its function in an order; 0 is id, type, function and name, arguments."""
     digits = [order >> shift & 3 for shift in (4, 2, 0)]
     keys = [CALL_KEYS[digit - 1] for digit in digits if digit] or list(CALL_KEYS)
     if "function" not in keys:
@@ -138,7 +138,7 @@ class Conversation(NamedTuple):
         return chosen, chosen._replace(messages=self.rejected, side=Side.REJECTED)
 
     def __repr__(self) -> str:
-        """One line: what it is known by, and how its messages begin."""
+        """Return one line: what it is known by, and how its messages begin."""
         shown = [f"{message.role.value} {_beginning(message)!r}" for message in self.messages[:SHOWN_MESSAGES]]
         more = len(self.messages) - len(shown)
         name = self.id or self.where
@@ -153,6 +153,6 @@ SHOWN_CHARACTERS = 40
 
 
 def _beginning(message: Message) -> str:
-    """The first characters of a message; of calls where it has no text."""
+    """Return the first characters of a message; of calls where it has no text."""
     text = message.content or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -39,7 +39,7 @@ class Sources:
 
     @classmethod
     def of(cls, names: Sequence[str], numbers: Ints) -> Sources:
-        """From the number of each record's name in a list where names may come again."""
+        """Make them from the number of each record's name in a list where names may come again."""
         places: dict[str, int] = {}
         codes = np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
         return cls(tuple(places), codes[numbers])
@@ -48,7 +48,7 @@ class Sources:
         return self.names[int(self.codes[index])]
 
     def take(self, chosen: Ints) -> Sources:
-        """Those of the chosen records."""
+        """Return those of the chosen records."""
         return Sources(self.names, self.codes[chosen])
 
     def counts(self) -> dict[str, int]:
@@ -144,11 +144,11 @@ class Conversations(Sequence[Conversation]):
         return np.flatnonzero(records == np.arange(len(records)))
 
     def owners(self, places: Ints) -> Ints:
-        """The conversations that places in the columns belong to."""
+        """Return the conversations that places in the columns belong to."""
         return np.searchsorted(self.offsets, places, side="right") - 1
 
     def take(self, chosen: Ints) -> Conversations:
-        """The chosen conversations, in that order; one may be chosen more than once."""
+        """Return the chosen conversations, in that order; one may be chosen more than once."""
         counts = np.diff(self.offsets)[chosen]
         return Conversations(
             messages=self.messages.take(ranges(self.offsets[chosen], counts)),
@@ -164,7 +164,7 @@ class Conversations(Sequence[Conversation]):
 
     @classmethod
     def joined(cls, parts: Sequence[Conversations]) -> Conversations:
-        """The conversations of several batches, concatenated."""
+        """Return the conversations of several batches, concatenated."""
         sources = [part.sources for part in parts]
         firsts = offsets_of(np.array([len(each.names) for each in sources], dtype=np.int64)).tolist()
         columns = [part.messages.text_columns() for part in parts]
@@ -243,5 +243,5 @@ def options_json(options: Mapping[str, Any]) -> str:
 
 
 def record_key(conversation: Conversation) -> str:
-    """What a record is known by in hashes and stored columns: its id, or its place where it has none."""
+    """Return what a record is known by in hashes and stored columns: its id, or its place where it has none."""
     return conversation.id or conversation.where

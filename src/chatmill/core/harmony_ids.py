@@ -27,12 +27,12 @@ ANALYSIS, FINAL = kind(RoleCode.ASSISTANT, Part.REASONING), kind(RoleCode.ASSIST
 
 
 def kinds_of_spans(spans: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The kind of each span."""
+    """Return the kind of each span."""
     return _either(spans == 1, ANALYSIS, spans == 2, FINAL)
 
 
 def spans_of_kinds(kinds: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The span of each kind that `kinds_of_spans` gives."""
+    """Return the span of each kind that `kinds_of_spans` gives."""
     return _either(kinds == ANALYSIS, 1, kinds == FINAL, 2)
 
 

@@ -16,17 +16,17 @@ ALL = 2**64
 
 
 def hash_limit(fraction: float) -> int:
-    """What the hashes of this share of all ids are below; the fraction is taken as it is written in decimals."""
+    """Return what the hashes of this share of all ids are below; the fraction is taken as it is written in decimals."""
     return int(Decimal(str(fraction)) * ALL)
 
 
 def hash_of(text: bytes) -> int:
-    """The hash of an id in UTF-8: blake2b, 8 bytes, big-endian."""
+    """Return the hash of an id in UTF-8: blake2b, 8 bytes, big-endian."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
 def hashes_below(texts: Texts, limit: int) -> NDArray[np.bool_]:
-    """Which texts have a hash below the limit."""
+    """Return which texts have a hash below the limit."""
     if limit == ALL:
         return np.ones(len(texts), dtype=np.bool_)
     packed = texts.packed()

@@ -57,19 +57,19 @@ RULE = f"kinds are codes from 0 to {KINDS - 1}, with or without the flags {MARK}
 
 
 def kind(role: RoleCode, part: Part) -> int:
-    """The code of a role and a part, in 0..KINDS-1; `kind(NONE, PAD)` is 0."""
+    """Return the code of a role and a part, in 0..KINDS-1; `kind(NONE, PAD)` is 0."""
     return int(role) * PARTS + int(part)
 
 
 @cache  # a slow reference asks for every token
 def role_of(code: int) -> RoleCode:
-    """The role of one code."""
+    """Return the role of one code."""
     return RoleCode((code & PLAIN) // PARTS)
 
 
 @cache
 def part_of(code: int) -> Part:
-    """The part of one code."""
+    """Return the part of one code."""
     return Part(code % PARTS)
 
 
@@ -84,12 +84,12 @@ def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def role_name(code: int) -> str:
-    """The name of a role where tokens are counted; those of no message are `document`."""
+    """Return the name of a role where tokens are counted; those of no message are `document`."""
     return "document" if code == RoleCode.NONE else RoleCode(code).name.lower()
 
 
 def kind_name(code: int) -> str:
-    """A readable name such as `assistant.content`, with its flags after a `+`; the padding kind is `pad`."""
+    """Return a readable name such as `assistant.content`, with its flags after a `+`; the padding kind is `pad`."""
     if code == 0:
         return "pad"
     flags = "+mark" * bool(code & MARK) + "+repeated" * bool(code & REPEATED)

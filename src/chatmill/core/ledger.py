@@ -194,7 +194,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-        """The ledger that `as_json` wrote."""
+        """Return the ledger that `as_json` wrote."""
         try:
             return cls(
                 tokens=Counter(_flat(data["tokens"], 3)),

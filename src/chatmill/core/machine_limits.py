@@ -18,7 +18,7 @@ _MEMORY_TEXTS = (
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether a disk or quota is full; libraries in Rust give the number in the text alone."""
+    """Return whether a disk or quota is full; libraries in Rust give the number in the text alone."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
     text = str(error).lower()
@@ -26,7 +26,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory is used up; only few libraries raise `MemoryError` for it."""
+    """Return whether memory is used up; only few libraries raise `MemoryError` for it."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError) and error.errno is not None:

@@ -40,7 +40,7 @@ def partners(a: Sequence[bytes], b: Sequence[bytes], *, once: bool) -> Ints:
 
 
 def grams(ids: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """A number for each piece of GRAM tokens; for the whole if it is shorter."""
+    """Return a number for each piece of GRAM tokens; for the whole if it is shorter."""
     values = ids.astype(np.uint64) + np.uint64(1)
     size = min(GRAM, len(values))
     sums = np.zeros(len(values) - size + 1, dtype=np.uint64)
@@ -65,7 +65,7 @@ def unequal(a: NDArray[np.integer], b: NDArray[np.integer]) -> Iterator[Stretch]
 
 
 def _between(a: NDArray[np.integer], b: NDArray[np.integer], gap: Stretch) -> Iterator[Stretch]:
-    """What differs in a gap between equal pieces."""
+    """Yield what differs in a gap between equal pieces."""
     i1, i2, j1, j2 = gap
     if i1 == i2 or j1 == j2 or max(i2 - i1, j2 - j1) > LONGEST_DIFF:
         if i1 < i2 or j1 < j2:

@@ -273,7 +273,7 @@ def _optional_text(item: Mapping[str, Any], key: str, path: str) -> str | None:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text has a UTF-8 form: it holds no lone surrogate."""
+    """Return whether a text has a UTF-8 form: it holds no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -142,7 +142,7 @@ class MessageColumns:
         return replace(bare, roles=roles, contents=contents)
 
     def text_columns(self) -> list[Texts | OptionalTexts]:
-        """All columns of texts."""
+        """Return all columns of texts."""
         columns = (getattr(self, field.name) for field in fields(self))
         return [column for column in columns if isinstance(column, Texts | OptionalTexts)]
 
@@ -173,7 +173,7 @@ class MessageColumns:
         return tuple([Message._make(row) for row in rows])
 
     def _calls(self, first: int, last: int) -> list[tuple[ToolCall, ...]]:
-        """The calls of these messages."""
+        """Return the calls of these messages."""
         offsets = self.call_offsets[first : last + 1].tolist()
         begin = offsets[0]
         if begin == offsets[-1]:
@@ -184,7 +184,7 @@ class MessageColumns:
         return [tuple(calls[a - begin : b - begin]) for a, b in itertools.pairwise(offsets)]
 
     def take(self, places: Ints) -> MessageColumns:
-        """The messages at these places, in that order."""
+        """Return the messages at these places, in that order."""
         counts = self.call_counts[places]
         calls = ranges(self.call_offsets[places], counts)
         columns: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class MessageColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[MessageColumns], texts: TextJoiner) -> MessageColumns:
-        """The messages of several batches, concatenated."""
+        """Return the messages of several batches, concatenated."""
         columns = {
             field.name: joined_columns([getattr(part, field.name) for part in parts], texts) for field in fields(cls)
         }
@@ -209,7 +209,7 @@ _OF_CALLS = ("call_names", "call_arguments", "call_ids", "call_orders")
 
 
 def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
-    """The columns of one field, concatenated; those that all repeat one object go on repeating it."""
+    """Return the columns of one field, concatenated; those that all repeat one object go on repeating it."""
     if all(isinstance(part, OptionalTexts) and part.is_none for part in parts):
         return OptionalTexts.none(sum(map(len, parts)))
     if isinstance(parts[0], Texts | OptionalTexts):
@@ -221,7 +221,7 @@ def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
 
 
 def taken(column: NDArray[Any], places: Ints) -> NDArray[Any]:
-    """The entries at these places; a column that repeats one entry goes on repeating it."""
+    """Return the entries at these places; a column that repeats one entry goes on repeating it."""
     repeats = len(column) and not column.strides[0]
     return np.broadcast_to(column[:1], len(places)) if repeats else column[places]
 

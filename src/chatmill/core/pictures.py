@@ -31,7 +31,7 @@ NEXT = Picture()
 
 
 def picture_of_part(part: Mapping[str, Any], path: str) -> Picture:
-    """The picture of a part of a content; `NEXT` where the part names none."""
+    """Return the picture of a part of a content; `NEXT` where the part names none."""
     for key in ("image_url", "image", "source", "path", "url", "value"):
         if part.get(key) is not None:
             return picture_of(part[key], f"{path}.{key}")
@@ -39,7 +39,7 @@ def picture_of_part(part: Mapping[str, Any], path: str) -> Picture:
 
 
 def picture_of(value: object, path: str) -> Picture:
-    """The picture that a value of a record is; `path` is its place there."""
+    """Return the picture that a value of a record is; `path` is its place there."""
     if isinstance(value, bytes) and value:
         return Picture(data=value)
     if isinstance(value, str) and value:

@@ -75,7 +75,7 @@ def storing(path: str | os.PathLike[str], action: str = "write") -> Iterator[Non
 
 
 def temporary_beside(path: Path) -> Path:
-    """A new name in the folder of `path`, so that renaming it to `path` is one step; nothing is created."""
+    """Return a new name in the folder of `path`, so that renaming it to `path` is one step; nothing is created."""
     return path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
 
 
@@ -119,7 +119,7 @@ class GrowingFile:
 
 
 def as_buffer(values: NDArray[Any]) -> memoryview:
-    """The bytes of an array in C order, without a copy where it lies so."""
+    """Return the bytes of an array in C order, without a copy where it lies so."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 

@@ -78,7 +78,7 @@ def _wrong(message: str, path: str, name: str) -> RecordError:
 
 
 def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
-    """The numbers of a list, None if there is none."""
+    """Return the numbers of a list, None if there is none."""
     if not np.isnan(numbers).any():
         return tuple(numbers.tolist())
     return tuple(None if value != value else value for value in numbers.tolist())

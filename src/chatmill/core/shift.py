@@ -23,7 +23,7 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 def model_inputs(values: ArrayT) -> ArrayT:
-    """The positions a model reads: all but the last, `(..., S)` -> `(..., S - 1)`; a view."""
+    """Return the positions a model reads: all but the last, `(..., S)` -> `(..., S - 1)`; a view."""
     array: Any = values
     return array[..., :-1]  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ def shift_left_ragged(
 
 
 def _signed_copy(values: Any) -> Any:
-    """A writable copy that can hold a negative ignore index."""
+    """Return a writable copy that can hold a negative ignore index."""
     if isinstance(values, np.ndarray):
         return values.astype(values.dtype if values.dtype.kind == "i" else np.int64)
     return values.clone() if values.dtype.is_signed else values.long()

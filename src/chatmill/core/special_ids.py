@@ -9,7 +9,7 @@ from chatmill.errors import TokenizerError
 
 
 def special_id(tokenizer: Any, name: str) -> int | None:
-    """The id of "bos", "eos" or "pad"; None where the tokenizer has no such token.
+    """Return the id of "bos", "eos" or "pad"; None where the tokenizer has no such token.
 
     A transformers tokenizer says it as `eos_token_id`, a Chatmill tokenizer as `eos_id`, SentencePiece as the method
     `eos_id()`, which gives -1 if there is none.

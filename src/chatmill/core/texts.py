@@ -19,7 +19,7 @@ _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
 
 
 def _repeated(number: bytes, count: int) -> Ints:
-    """An array that repeats one number (as `np.broadcast_to` makes, in a tenth of the time)."""
+    """Return an array that repeats one number (as `np.broadcast_to` makes, in a tenth of the time)."""
     return np.ndarray((count,), dtype=np.int64, buffer=number, strides=(0,))
 
 
@@ -71,12 +71,12 @@ class Texts(_Column[str]):
         return cls(data, offsets_of(lengths)[:-1], lengths)
 
     def raw(self, chosen: Ints) -> list[bytes]:
-        """The bytes of some texts."""
+        """Return the bytes of some texts."""
         ranges, data = zip(self.starts[chosen].tolist(), self.lengths[chosen].tolist(), strict=True), self.data
         return [data[start : start + length].tobytes() for start, length in ranges]
 
     def take(self, chosen: NDArray[Any]) -> Texts:
-        """The chosen texts, in that order, in the same buffer."""
+        """Return the chosen texts, in that order, in the same buffer."""
         return Texts(self.data, self.starts[chosen], self.lengths[chosen])
 
     @property
@@ -85,7 +85,7 @@ class Texts(_Column[str]):
         return offsets_of(self.lengths)
 
     def packed(self) -> Texts:
-        """The same texts without gaps, in a buffer of their own."""
+        """Return the same texts without gaps, in a buffer of their own."""
         offsets = self.offsets
         if len(self.data) == offsets[-1] and np.array_equal(self.starts, offsets[:-1]):
             return self
@@ -97,7 +97,7 @@ class Texts(_Column[str]):
         return text_ranges.characters(self.data, self.starts, self.lengths)
 
     def not_ascii(self) -> NDArray[np.bool_]:
-        """Which texts are not ASCII."""
+        """Return which texts are not ASCII."""
         return text_ranges.not_ascii(self.data, self.starts, self.lengths)
 
     def trimmed(self, byte: int | None, *, begin: bool = True, end: bool = True) -> Texts:
@@ -140,12 +140,12 @@ class OptionalTexts(_Column[str | None]):
         return cls(texts.data, starts, lengths)
 
     def raw(self, index: int) -> bytes | None:
-        """The bytes of a text."""
+        """Return the bytes of a text."""
         start, length = int(self.starts[index]), int(self.lengths[index])
         return None if length < 0 else self.data[start : start + length].tobytes()
 
     def without(self, places: Ints) -> OptionalTexts:
-        """The same texts with none at some more places."""
+        """Return the same texts with none at some more places."""
         if not len(places):
             return self
         lengths = self.lengths.copy()
@@ -163,7 +163,7 @@ class OptionalTexts(_Column[str | None]):
         return not self.lengths.strides[0]
 
     def any_in(self, part: slice) -> bool:
-        """Whether a text is there in a part of the column."""
+        """Return whether a text is there in a part of the column."""
         return bool((self.lengths[part] >= 0).any())
 
     @property
@@ -172,7 +172,7 @@ class OptionalTexts(_Column[str | None]):
         return Texts(self.data, self.starts, np.maximum(self.lengths, 0))
 
     def take(self, chosen: NDArray[Any]) -> OptionalTexts:
-        """The chosen texts, in that order, in the same buffer."""
+        """Return the chosen texts, in that order, in the same buffer."""
         lengths = self.lengths[chosen]
         return self.none(len(lengths)) if self.is_none else OptionalTexts(self.data, self.starts[chosen], lengths)
 
@@ -191,6 +191,6 @@ class TextJoiner:
         self._begins = {id(buffer): (begin, buffer) for buffer, begin in zip(buffers, begins, strict=False)}
 
     def join(self, columns: Sequence[AnyTexts]) -> AnyTexts:
-        """All texts of the first column, then those of the second, ..."""
+        """Return all texts of the first column, then those of the second, ..."""
         starts = [c.starts + self._begins[id(c.data)][0] if len(c.data) else c.starts for c in columns]
         return type(columns[0])(self._data, np.concatenate(starts), np.concatenate([c.lengths for c in columns]))

@@ -36,13 +36,13 @@ def offsets_of(lengths: NDArray[np.integer | np.bool_]) -> NDArray[np.int64]:
 
 
 def segment_sums(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sum of each piece `values[offsets[i]:offsets[i + 1]]`, empty ones too."""
+    """Return the sum of each piece `values[offsets[i]:offsets[i + 1]]`, empty ones too."""
     sums = offsets_of(values)
     return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
 def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The concatenation of `arange(s, s + n)` for each start and length, without a loop."""
+    """Return the concatenation of `arange(s, s + n)` for each start and length, without a loop."""
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, dtype=np.int64)
@@ -110,11 +110,11 @@ class Tokens:
         return np.repeat(run_values, self.run_lengths)
 
     def conversation(self, index: int) -> Tokens:
-        """One conversation as a batch of its own."""
+        """Return one conversation as a batch of its own."""
         return self.take(np.array([index]))
 
     def take(self, chosen: NDArray[np.int64]) -> Tokens:
-        """The chosen documents, in that order."""
+        """Return the chosen documents, in that order."""
         lengths, runs = self.lengths[chosen], np.diff(self.document_runs)[chosen]
         at, run_at = ranges(self.offsets[chosen], lengths), ranges(self.document_runs[chosen], runs)
         messages = np.diff(self.message_offsets)[chosen]
@@ -132,7 +132,7 @@ class Tokens:
 
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
-        """The documents of several batches, one batch after the other."""
+        """Return the documents of several batches, one batch after the other."""
         logprobs = None
         if any(part.logprobs is not None for part in parts):
             none = np.float32(np.nan)

@@ -16,5 +16,5 @@ def listed_tools(tools: tuple[Any, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def tools_of(listed: str) -> tuple[Any, ...]:
-    """The tool definitions that `listed_tools` has written; equal texts mostly give the same tuple."""
+    """Return the tool definitions that `listed_tools` has written; equal texts mostly give the same tuple."""
     return tuple(json.loads(line) for line in listed.split("\n")[1:])

@@ -117,7 +117,7 @@ def ids_column(names: Collection[str]) -> str:
 
 
 def weight_columns(names: Collection[str], mask: str | None = None) -> list[str]:
-    """The columns that say what is trained; a token counts if all of them say so, as in TRL.
+    """Return the columns that say what is trained; a token counts if all of them say so, as in TRL.
 
     Labels decide alone, but for weights next to them. `mask` names the one column to read instead.
     """

@@ -47,18 +47,18 @@ class Branches:
         return np.diff(self.offsets)
 
     def take(self, trees: Ints) -> Branches:
-        """Some trees, in the order asked for."""
+        """Return some trees, in the order asked for."""
         counts = self.counts[trees]
         at = ranges(self.offsets[trees], counts)
         return Branches(offsets=offsets_of(counts), starts=self.starts[at], depths=self.depths[at])
 
     def cut(self, lengths: Ints) -> Branches:
-        """The first tokens of each tree: branches that begin after them are gone."""
+        """Return the first tokens of each tree: branches that begin after them are gone."""
         stays = self.starts < np.repeat(lengths, self.counts)
         return Branches(offsets=offsets_of(stays)[self.offsets], starts=self.starts[stays], depths=self.depths[stays])
 
     def flat_starts(self, lengths: Ints) -> Ints:
-        """Where branches begin, counted over trees of these lengths that follow each other."""
+        """Return where branches begin, counted over trees of these lengths that follow each other."""
         return self.starts + np.repeat(offsets_of(lengths)[:-1], self.counts)
 
     def positions_and_ends(self, lengths: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -73,7 +73,7 @@ class Branches:
 
 
 def joined(parts: list[Branches]) -> Branches:
-    """The trees of several batches, one batch after the other."""
+    """Return the trees of several batches, one batch after the other."""
     return Branches(
         offsets=offsets_of(np.concatenate([np.empty(0, dtype=np.int64), *(part.counts for part in parts)])),
         starts=np.concatenate([np.empty(0, dtype=np.int64), *(part.starts for part in parts)]),

@@ -137,7 +137,7 @@ def explained(records: RecordFile | None) -> Iterator[None]:
 
 
 def _refuse_twice(recipe: dict[str, Any], **keywords: str | bool) -> None:
-    """A `ConfigError` for a key of a recipe whose value a keyword of `compile` gives, too: one would be lost."""
+    """Raise a `ConfigError` for a recipe key whose value a keyword of `compile` gives, too: one would be lost."""
     for key, keyword in keywords.items():
         if keyword and key in recipe:
             raise ConfigError(f"{key} and {keyword} say the same thing, and one of them would be lost: leave {key} out")

@@ -64,7 +64,7 @@ def _pretrained(model: Any) -> str:
 
 
 def _cached(files: dict[str, bytes], name: str) -> Path:
-    """The folder of the cache that holds exactly these files; the same files always have the same folder."""
+    """Return the folder of the cache that holds exactly these files; the same files always have the same folder."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file}\0{len(files[file])}\0".encode() + files[file])

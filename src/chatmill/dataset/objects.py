@@ -126,7 +126,7 @@ def _refuse_messages(first: Any) -> None:
 
 
 def _line(record: Any, where: str) -> bytes:
-    """A record as JSON; a value that JSON does not have is an error, for it would be written as another one."""
+    """Return a record as JSON; a value that JSON does not have is an error, for it would be written as another one."""
     if isinstance(record, list | tuple):  # a list of messages is a conversation, too
         record = {"messages": record}
     if isinstance(record, Mapping):

@@ -93,7 +93,7 @@ class Dataset:
     @overload
     def __getitem__(self, index: str) -> Dataset: ...
     def __getitem__(self, index: int | slice | str) -> ShownEpisode | list[ShownEpisode] | Dataset:
-        """One episode, several, or another split by its name."""
+        """Return one episode, several, or another split by its name."""
         if isinstance(index, str):
             options: dict[str, Any] = {"scratch": self._scratch, "records": self._records_file}
             return Dataset(self.directory, index, decoder=self._given_decoder, **options)
@@ -162,7 +162,7 @@ class Dataset:
         drop_last: bool = False,
         **options: Any,
     ) -> GPTEpisodeDataLoader:
-        """A resumable loader of batches: `(x, y, mask)`, or with `packed` also where documents start.
+        """Return a resumable loader of batches: `(x, y, mask)`, or with `packed` also where documents start.
 
         A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
         filled up with rows of padding, or left out with `drop_last`; an epoch of fewer rows than `batch_size` is one
@@ -202,7 +202,7 @@ class Dataset:
         return chosen
 
     def to_hf(self, *, packed: bool = False, length: int | None = None, **options: Any) -> Any:
-        """A `datasets.Dataset` of this split for TRL and the Hugging Face Trainer: `input_ids` and `labels`.
+        """Return a `datasets.Dataset` of this split for TRL and the Hugging Face Trainer: `input_ids` and `labels`.
 
         With `packed` several conversations share a row of `length` tokens (default: `max_length`), and `seq_lengths`
         says where they end. `options` are those of `chatmill.to_hf_dataset`.

@@ -95,7 +95,7 @@ class RowRange:
 
 
 def compile_and_keep(rate: float, job: ChunkJob) -> Receipt:
-    """In a worker: do the work of a chunk, and keep the texts of the rows that the audit compares later."""
+    """Do the work of a chunk, in a worker, and keep the texts of the rows that the audit compares later."""
     from chatmill.read.rows import texts_of  # pyarrow takes its time
 
     kept: dict[int, str | None] = {}
@@ -111,12 +111,12 @@ def compile_and_keep(rate: float, job: ChunkJob) -> Receipt:
 
 
 def kept_rows(dataset: Path, number: int, rate: float) -> Path:
-    """The file next to the dataset of the recipe in which the texts of a chunk's rows are kept: JSON."""
+    """Return the file next to the dataset of the recipe in which the texts of a chunk's rows are kept: JSON."""
     return dataset.parent / f"rows_{number:06d}_{rate}.json"
 
 
 def audit_rows(job: RowRange) -> int:
-    """In a worker: compare a sample of rows, and how many they are; the first difference is an `AuditError`."""
+    """Compare a sample of rows, in a worker, and return its size; the first difference is an `AuditError`."""
     chosen = audited(job.start, job.stop - job.start, job.rate)
     for finding in differences(job, chosen):
         raise AuditError(f"{finding}. The build is wrong here: report the row")
@@ -170,7 +170,7 @@ def _shown(value: bytes | None) -> str | None:
 
 
 def _look_again(row: _Row, official: OfficialRows) -> Iterator[Finding]:
-    """A row that was put aside: neither the rules nor the official renderer take it."""
+    """Yield a row that was put aside: neither the rules nor the official renderer take it."""
     record = {SYNTH_KD.id: row.id, SYNTH_KD.nested: row.text}
     if not isinstance(conversation_or_error(Raw(row.where, record), SYNTH_KD, ""), RecordError):
         with contextlib.suppress(RecordError):
@@ -187,7 +187,7 @@ class _Stored:
         self._shard = KDShard.open(prefix, is_own=job.kept is not None) if idx_path(prefix).exists() else None
 
     def compare(self, row: _Row, number: int, official: OfficialRows) -> Iterator[Finding]:
-        """A row and its document."""
+        """Yield a row and its document."""
         finding = partial(Finding, split=self._split, episode=number, record=row.id or "", where=row.where)
         if self._shard is None or number >= len(self._shard):
             yield finding(file=self._name, message="must have a document of this row, and ends before it")

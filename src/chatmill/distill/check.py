@@ -27,7 +27,7 @@ NOT_DERIVED = "the rows were not rendered again"
 
 
 def is_synth_kd(folder: Path) -> bool:
-    """Whether a folder has the manifest of a distillation dataset."""
+    """Return whether a folder has the manifest of a distillation dataset."""
     return manifest_kind(folder) == KD_SCHEMA
 
 
@@ -122,7 +122,7 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
 
 
 def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book: VerifyReport) -> None:
-    """Every value of the shards of a split, and their sums."""
+    """Check every value of the shards of a split, and their sums."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
     for shard in recorded["shards"]:

@@ -58,7 +58,7 @@ class KDInput:
     shards: tuple[Shard, ...]
 
     def taking(self, rows: Sequence[int]) -> KDInput:
-        """The same with only so many rows of each shard."""
+        """Return the same with only so many rows of each shard."""
         shards = (replace(shard, taken=count) for shard, count in zip(self.shards, rows, strict=True))
         return replace(self, shards=tuple(shards))
 
@@ -96,7 +96,7 @@ def _listed(content: Mapping[str, Any]) -> set[str]:
 
 
 def _shard_paths(home: Path) -> dict[str, Path]:
-    """The shards by their numbers, in order; a Parquet file of another name is refused, not left out."""
+    """Return the shards by their numbers, in order; a Parquet file of another name is refused, not left out."""
     matches = {path: _NAME.fullmatch(path.name) for path in sorted(home.glob("*.parquet"))}
     if not any(matches.values()):
         raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, next to {INPUT_MANIFEST}")
@@ -133,7 +133,7 @@ def _shard(number: str, path: Path) -> Shard:
 
 
 def cap_rows(source: KDInput, max_rows: int | None, max_rows_per_shard: int | None) -> KDInput:
-    """The input with only its first rows; rows that fail are counted, too."""
+    """Return the input with only its first rows; rows that fail are counted, too."""
     left, takes = max_rows or UNLIMITED, []
     for shard in source.shards:
         takes.append(min(shard.taken, max_rows_per_shard or UNLIMITED, left))
@@ -144,7 +144,7 @@ def cap_rows(source: KDInput, max_rows: int | None, max_rows_per_shard: int | No
 def cap_tokens(
     source: KDInput, pipeline: Pipeline, max_tokens: int | None, max_tokens_per_shard: int | None
 ) -> KDInput:
-    """The input with only its first rows, in shard order, as long as their tokens stay within the caps.
+    """Return the input with only its first rows, in shard order, as long as their tokens stay within the caps.
 
     Rows are taken whole, and rows that fail have no tokens. This renders what a smoke build takes, once more than the
     build itself; which rows those are depends on neither workers nor chunks.
@@ -163,7 +163,7 @@ def cap_tokens(
 
 
 def _rows_within(shard: Shard, pipeline: Pipeline, cap: int) -> tuple[int, int]:
-    """The first rows of a shard whose tokens are at most `cap`, and those tokens."""
+    """Return the first rows of a shard whose tokens are at most `cap`, and those tokens."""
     rows = tokens = 0
     for lengths in _lengths(shard, pipeline):
         sums = tokens + np.cumsum(lengths)
@@ -175,7 +175,7 @@ def _rows_within(shard: Shard, pipeline: Pipeline, cap: int) -> tuple[int, int]:
 
 
 def _lengths(shard: Shard, pipeline: Pipeline) -> Iterator[NDArray[np.int64]]:
-    """The tokens of every row, a batch at a time; 0 for one that fails."""
+    """Yield the tokens of every row, a batch at a time; 0 for one that fails."""
     from chatmill.read.rows import read_rows  # pyarrow takes its time
 
     first = 0

@@ -64,7 +64,7 @@ class KDConfig:
 
 
 def library_version() -> str:
-    """The version of the official renderer."""
+    """Return the version of the official renderer."""
     try:
         return importlib.metadata.version(LIBRARY)
     except importlib.metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def make_manifest(
     ledger: Mapping[str, Any],
     quarantine: FileRecord | None,
 ) -> dict[str, Any]:
-    """The manifest; `shards` is what was exported of each, `quarantine` the record of that file."""
+    """Return the manifest; `shards` is what was exported of each, `quarantine` the record of that file."""
     reasons = dict(sorted(Ledger.from_json(ledger).reasons("quarantined").items()))
     content = {
         "schema_version": SCHEMA,

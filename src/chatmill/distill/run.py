@@ -123,7 +123,7 @@ def build_synth_kd(
 
 
 def capped_input(inputs: str | os.PathLike[str], config: KDConfig) -> KDInput:
-    """The input, as far as the caps let it through."""
+    """Return the input, as far as the caps let it through."""
     source = cap_rows(read_input(inputs), config.max_rows, config.max_rows_per_shard)
     if config.max_tokens or config.max_tokens_per_shard:
         pipeline = pipeline_of(recipe_json(kd_recipe(config, source)))
@@ -132,7 +132,7 @@ def capped_input(inputs: str | os.PathLike[str], config: KDConfig) -> KDInput:
 
 
 def kd_recipe(config: KDConfig, source: KDInput, on_error: OnError = OnError.FAIL) -> Recipe:
-    """The dataset as an ordinary recipe: a source for each shard, which then has chunks of its own."""
+    """Return the dataset as an ordinary recipe: a source for each shard, which then has chunks of its own."""
     sources = [
         {"path": shard.path, "name": shard.name, "shape": "synth_kd"}
         | ({"max_records": shard.taken} if shard.taken < shard.rows else {})
@@ -212,7 +212,7 @@ class _Build:
         return Outcome.BUILT, manifest, audited
 
     def _jobs(self, dataset: Path, rate: float) -> tuple[list[KDExport], list[RowRange]]:
-        """The orders to export all shards, and to compare the rows of every chunk with what it became."""
+        """Return the orders to export all shards, and to compare the rows of every chunk with what it became."""
         root, refused = str(self.root.absolute()), refused_rows(dataset / REJECTED)
         receipts = [json.loads(line) for line in (dataset / CHUNKS).read_bytes().splitlines()]
         chunks: dict[str, list[Receipt]] = defaultdict(list)
@@ -251,7 +251,7 @@ class _Build:
 
 
 def refused_rows(path: Path) -> dict[str, list[int]]:
-    """The rows of each input file that were put aside, counted from 0, from the file that lists them."""
+    """Return the rows of each input file that were put aside, counted from 0, from the file that lists them."""
     refused: dict[str, list[int]] = defaultdict(list)
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         name, _, row = json.loads(line)["where"].rpartition(":row ")

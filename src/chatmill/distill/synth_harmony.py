@@ -123,7 +123,7 @@ def write_synth_harmony(
 
 
 def opening_messages(opening: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The messages before the query of every conversation: the `system` and `developer` messages that are given.
+    """Return the messages before the query of every conversation: the `system` and `developer` messages that are given.
 
     They must be ones that openai-harmony renders; it is asked once.
     """
@@ -164,7 +164,7 @@ class HarmonyRows:
     allow_no_reasoning: bool = False
 
     def row(self, record: object) -> tuple[str, ...]:
-        """The five values of one output row; a `RecordError` without a place if it cannot be used."""
+        """Return the five values of one output row; a `RecordError` without a place if it cannot be used."""
         if not isinstance(record, Mapping):
             raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")
         synth_id = self._text(record, "synth_id")
@@ -233,7 +233,7 @@ def _shares(files: Sequence[str], most: int) -> list[list[str]]:
 
 
 def write_shard(job: ShardJob) -> dict[str, Any]:
-    """In a worker: write one shard in even row groups, and return what the manifest says of it."""
+    """Write one shard in even row groups, in a worker, and return what the manifest says of it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -253,7 +253,7 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The rows of all files; those that cannot be used go to `rejected`, or end the run."""
+    """Yield the rows of all files; those that cannot be used go to `rejected`, or end the run."""
     for path in job.files:
         for raw in read_records(path):
             try:
@@ -272,7 +272,7 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
 
 
 def _manifest(files: Sequence[str], receipts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the shards hold; an error if that is nothing."""
+    """Return what the shards hold; an error if that is nothing."""
     rows, rejected = sum(receipt["rows"] for receipt in receipts), Counter[str]()
     for receipt in receipts:
         rejected.update(receipt["rejected"])

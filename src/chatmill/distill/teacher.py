@@ -193,7 +193,7 @@ class _Added:
 
 
 def _name(answer: Mapping[str, Any]) -> tuple[str, int, int, int, int]:
-    """What the id of an answer, which is that of its request, says: split, document, tokens, k, hash."""
+    """Return what the id of an answer, which is that of its request, says: split, document, tokens, k, hash."""
     name = answer.get("custom_id") or answer.get("rid") or answer.get("meta_info", {}).get("id")
     parts = str(name).rsplit(":", 4)
     try:
@@ -212,7 +212,7 @@ def _distributions(
     targets: NDArray[np.int64],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The k most likely ids of each target, the most likely first, and their log-probabilities."""
+    """Return the k most likely ids of each target, the most likely first, and their log-probabilities."""
     choice = (response.get("body") or answer).get("choices", [answer])[0]
     tokens = np.full((len(targets), k + 1), -1, dtype=np.int64)
     logprobs = np.full((len(targets), k + 1), -np.inf)
@@ -264,7 +264,7 @@ def _check_size(listed: Sequence[Any], tokens: int) -> None:
 
 
 def _opened(directory: Path, split: str | None) -> StoredDataset:
-    """A dataset whose documents a teacher can read."""
+    """Return a dataset whose documents a teacher can read."""
     opened = open_dataset(directory, None if split is None else [split])
     for documents in opened.splits.values():
         if not isinstance(documents, EpisodeDataset):

@@ -100,7 +100,7 @@ def write_stream(path: Path, rows: Iterable[RowBatch], columns: MakeColumns) -> 
 
 
 def _record_batches(rows: Iterable[RowBatch], columns: MakeColumns) -> tuple[Any, Iterator[Any]]:
-    """The schema of rows, of which there is one at least, and all of them."""
+    """Return the schema of rows, of which there is one at least, and all of them."""
     import pyarrow as pa
 
     batches = (pa.RecordBatch.from_pydict(columns(batch)) for batch in rows)

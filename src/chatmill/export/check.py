@@ -18,7 +18,7 @@ HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder has the receipt of an export, and is no dataset of a build."""
+    """Return whether a folder has the receipt of an export, and is no dataset of a build."""
     return (folder / EXPORT_MANIFEST).is_file() and not (folder / MANIFEST).is_file()
 
 

@@ -144,7 +144,7 @@ def _refuse_unheld(source: StoredDataset, target: Target) -> None:
 
 
 def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> tuple[StoredDataset, str]:
-    """What is exported of a dataset of trees, and a sentence about its cost; others are left as they are."""
+    """Return what is exported of a dataset of trees, and a sentence about its cost; others are left as they are."""
     if trees not in (None, EXPAND):
         raise UnknownNameError("way to export trees", trees, [EXPAND])
     is_held = trees is None and "trees" in target.holds
@@ -175,7 +175,7 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
 
 
 def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
-    """The model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
+    """Return the model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
     named = source.about.get("recipe", {}).get("tokenizer") if model is None or str(model).isdigit() else model
     return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)
 
@@ -197,7 +197,7 @@ def _shard_tokens(source: StoredDataset, to: str) -> int:
 
 
 def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
+    """Return which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     records = dict(export.hashed)
     for path in folder.rglob("*"):

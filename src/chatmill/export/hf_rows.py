@@ -37,7 +37,7 @@ def to_hf_dataset(
     model: Any = None,
     arrow_file: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
+    """Return a `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
 
     Rows of trees have `position_ids` and `ends` in place of `seq_lengths`: give the collator your model. Those of a
     model that takes pictures have them in `images` (and `image_bytes`), which `PictureCollator` reads.

@@ -29,7 +29,7 @@ LEAST_SIDE = 28
 
 
 def to_llamafactory(export: Export) -> None:
-    """A folder for `tokenized_path`: `train` and `validation`.
+    """Write a folder for `tokenized_path`: `train` and `validation`.
 
     Packed rows are laid out as `neat_packing` lays them out: `attention_mask` holds the number of the document in its
     row and `position_ids` restart with each; all rows are padded to one token more than their length.
@@ -68,7 +68,7 @@ def to_llamafactory(export: Export) -> None:
 
 
 def _pictures(export: Export, batch: RowBatch) -> Columns:
-    """The pictures of rows, and in packed ones to which document each belongs."""
+    """Return the pictures of rows, and in packed ones to which document each belongs."""
     import pyarrow as pa
 
     shown = row_pictures(export.source.splits[batch.split], batch.numbers, batch.lengths, batch.row_offsets)
@@ -95,7 +95,7 @@ def _packing_type() -> Any:
 
 
 def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> dict[str, Any]:
-    """What LLaMA-Factory keeps of a packed row: where its documents end, and whose each picture is."""
+    """Return what LLaMA-Factory keeps of a packed row: where its documents end, and whose each picture is."""
     owners = np.searchsorted(ends, [picture.start for picture in pictures], side="right") - 1
     return {
         "sequence_boundaries": [*ends, width],
@@ -107,7 +107,7 @@ def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> 
 
 
 def _file(picture: StoredPicture, data: bytes) -> dict[str, Any]:
-    """The bytes of a picture that LLaMA-Factory shows to the processor as it is."""
+    """Return the bytes of a picture that LLaMA-Factory shows to the processor as it is."""
     if picture.data is None:
         raise DataError(
             f"the picture {picture.place} is not stored in the dataset, and LLaMA-Factory would look for it elsewhere: "

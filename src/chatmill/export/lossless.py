@@ -40,13 +40,13 @@ def to_parquet(export: Export, *, teacher: bool = False) -> None:
 
 
 def to_hf(export: Export, *, teacher: bool = False) -> None:
-    """What `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
+    """Write what `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
     if _save(export, teacher=teacher) and not export.config:
         export.config += [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
 
 
 def to_trl(export: Export) -> None:
-    """The same folder, with what TRL's `SFTTrainer` must be told about it."""
+    """Write the same folder, with what TRL's `SFTTrainer` must be told about it."""
     packed = _save(export, teacher=False)
     if not export.config:  # a hybrid model has had its own lines
         export.config += [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
@@ -92,7 +92,7 @@ class StoredColumns:
             export.say(TREES)
 
     def of(self, batch: RowBatch) -> Columns:
-        """The rows of a batch."""
+        """Return the rows of a batch."""
         import pyarrow as pa
 
         gathered, documents = batch.documents, self._export.source.splits[batch.split]
@@ -126,7 +126,7 @@ class StoredColumns:
         return columns
 
     def _targets(self, batch: RowBatch) -> dict[str, Any]:
-        """What is trained, and the weights where some are neither 0 nor 1."""
+        """Return what is trained, and the weights where some are neither 0 nor 1."""
         documents, columns = batch.documents, {}
         if not self._labels:
             columns["loss_mask"] = batch.per_token(documents.trained.astype(np.uint8))

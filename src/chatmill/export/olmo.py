@@ -91,7 +91,7 @@ def _write_part(
     documents: Iterable[tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]],
     dtype: type[np.unsignedinteger[Any]],
 ) -> None:
-    """The three files of one part."""
+    """Write the three files of one part."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens, lines = 0, []
     with (

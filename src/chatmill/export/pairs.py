@@ -133,11 +133,11 @@ class _Parts:
         """Where the answer of each begins."""
 
     def taken(self, starts: Ints, ends: Ints) -> Any:
-        """A column of the ids from each start up to its end."""
+        """Return a column of the ids from each start up to its end."""
         return arrow_lists(self.ids[ranges(starts, ends - starts)], offsets_of(ends - starts))
 
     def answers_of_trl(self, export: Export) -> Ints:
-        """Where each answer ends, for a trainer that trains every token of it."""
+        """Return where each answer ends, for a trainer that trains every token of it."""
         before = np.append(0, np.cumsum(self.trained))
         places = np.append(-1, np.flatnonzero(self.trained))
         ends: Ints = np.maximum(places[before[self.ends]] + 1, self.answers)
@@ -152,7 +152,7 @@ class _Parts:
         return ends
 
     def documents(self, name: str, chosen: slice) -> Columns:
-        """Some whole documents as LLaMA-Factory reads them, in columns whose names begin with `name`."""
+        """Return some whole documents as LLaMA-Factory reads them, in columns whose names begin with `name`."""
         answers = self.answers[chosen]
         return self._laid(name, self.starts[chosen], answers, answers, self.ends[chosen])
 
@@ -162,7 +162,7 @@ class _Parts:
         return self._laid(name, self.starts, self.answers, self.answers[other], self.ends[other])
 
     def _laid(self, name: str, starts: Ints, ends: Ints, more: Ints, more_ends: Ints) -> Columns:
-        """Two pieces of each row, one after the other."""
+        """Return two pieces of each row, one after the other."""
         begins = np.stack([starts, more], axis=1).ravel()
         counts = np.stack([ends - starts, more_ends - more], axis=1).ravel()
         at, offsets = ranges(begins, counts), offsets_of(counts)[::2]
@@ -183,7 +183,7 @@ def _labels(export: Export, batch: RowBatch) -> Any:
 
 
 def _pairs(documents: Split) -> RowPlan:
-    """A row for each pair: the chosen document and the rejected one."""
+    """Return a row for each pair: the chosen document and the rejected one."""
     sides = _facts(documents, "side")
     if sides != ["chosen", "rejected"] * (len(sides) // 2):
         raise ConfigError("some answers have a label and no partner: export them to trl-kto, hf or parquet")

@@ -38,7 +38,7 @@ class Target:
         return function
 
     def takes(self, option: str) -> bool:
-        """Whether it has this option."""
+        """Return whether it has this option."""
         return option in inspect.signature(self.function).parameters
 
     def check(self, max_length: int | None, options: Mapping[str, Any]) -> None:
@@ -86,12 +86,12 @@ TARGETS: dict[str, Target] = {target.name: target for target in _TABLE}
 
 
 def holders(kind: str) -> str:
-    """The names of the targets that hold trees, pictures or pairs."""
+    """Return the names of the targets that hold trees, pictures or pairs."""
     return ", ".join(target.name for target in _TABLE if kind in target.holds)
 
 
 def find_target(to: str | Callable[[Export], None]) -> Target:
-    """The target of a name, or one that a function of yours is."""
+    """Return the target of a name, or one that a function of yours is."""
     if not isinstance(to, str):
         return Target(getattr(to, "__name__", "function"), to)
     if to not in TARGETS:

@@ -39,7 +39,7 @@ class RowPlan:
 
     @classmethod
     def of(cls, documents: Split, plan: Plan | None, capacity: int | None = None) -> Self:
-        """The bins of a plan; without one, a row of up to `capacity` tokens for each document, in order."""
+        """Return the bins of a plan; without one, a row of up to `capacity` tokens for each document, in order."""
         order = np.arange(len(documents), dtype=np.int64) if plan is None else plan.order
         return cls(
             documents=order,
@@ -144,17 +144,17 @@ class RowBatch:
         return places - np.repeat(np.diff(self.token_offsets).astype(np.int32), self.width)
 
     def per_token(self, values: Any, fill: int = 0) -> Any:
-        """A column with a list a row of values of its tokens (flat, NumPy or Arrow), padded where rows are."""
+        """Return a column with a list a row of values of its tokens (flat, NumPy or Arrow), padded where rows are."""
         if not self.width:
             return arrow_lists(values, self.token_offsets)
         return arrow_lists(self.padded(values, fill), np.arange(len(self) + 1) * self.width)
 
     def per_document(self, values: Any) -> Any:
-        """A column with a list a row of values of its documents."""
+        """Return a column with a list a row of values of its documents."""
         return arrow_lists(values, self.row_offsets)
 
     def problem_with_ends(self, eos_id: int) -> str:
-        """What is wrong where documents should have their one eos at the end; empty where nothing is."""
+        """Return what is wrong where documents should have their one eos at the end; empty where nothing is."""
         is_eos, ends = self.documents.ids == eos_id, self.documents.offsets[1:] - 1
         inside = int(np.count_nonzero(is_eos)) - int(np.count_nonzero(is_eos[ends]))
         if inside:
@@ -166,7 +166,7 @@ class RowBatch:
 
 
 def arrow_lists(values: Any, offsets: Ints) -> Any:
-    """An Arrow array of lists: row `r` has the values from `offsets[r]` to `offsets[r + 1]`."""
+    """Return an Arrow array of lists: row `r` has the values from `offsets[r]` to `offsets[r + 1]`."""
     import pyarrow as pa
 
     flat = values if isinstance(values, pa.Array) else pa.array(values)

@@ -90,7 +90,7 @@ class Export:
             )
 
     def teacher_of(self, split: str) -> TeacherColumn:
-        """The teacher column of a split, which must be whole."""
+        """Return the teacher column of a split, which must be whole."""
         documents = self.source.splits[split]
         if not isinstance(documents, EpisodeDataset):
             raise ConfigError(f"{self.source.directory}: {split} has no teacher column: leave out teacher")
@@ -106,7 +106,7 @@ class Export:
         return trained
 
     def labels(self, batch: RowBatch) -> NDArray[np.int32]:
-        """The ids of targets, and -100 elsewhere."""
+        """Return the ids of targets, and -100 elsewhere."""
         return np.where(self.targets(batch), batch.ids, np.int32(IGNORE_INDEX))
 
     def lose_rows_without(self, batch: RowBatch, trained: NDArray[np.bool_], trainer: str) -> None:
@@ -144,18 +144,18 @@ class Export:
         return plans
 
     def documents(self, name: str) -> dict[str, RowPlan]:
-        """One document a row, for a trainer (`name`) that packs them itself."""
+        """Return one document a row, for a trainer (`name`) that packs them itself."""
         if any(documents.plan is not None for documents in self.source.splits.values()):
             self.say(f"which episodes share a row is not kept: {name} packs again")
         return {split: RowPlan.of(documents, None) for split, documents in self.source.splits.items()}
 
     def batches(self, split: str, rows: RowPlan) -> Iterator[RowBatch]:
-        """The rows of a split, counted as they pass."""
+        """Return the rows of a split, counted as they pass."""
         self.counts[split] = dict.fromkeys(COUNTED, 0)
         return self._counted(split, rows)
 
     def shards(self, split: str, rows: RowPlan, *, added: int = 0) -> list[Iterator[RowBatch]]:
-        """The same for a target that writes files of up to `shard_tokens` tokens: the rows of each file.
+        """Return the same for a target that writes files of up to `shard_tokens` tokens: the rows of each file.
 
         `added`: tokens that the target puts after each row.
         """
@@ -183,7 +183,7 @@ class Export:
             )
 
     def holds(self, fact: str) -> bool:
-        """Whether all splits store `record_id`, `source` or `turns`."""
+        """Return whether all splits store `record_id`, `source` or `turns`."""
         first = np.zeros(1, dtype=np.int64)
         return all(documents.facts(fact, first) is not None for documents in self.source.splits.values())
 
@@ -229,7 +229,7 @@ def _refuse_longer(documents: Split, length: int) -> None:
 
 
 def has_other_weights(documents: Split) -> bool:
-    """Whether a token has a weight that is neither 0 nor 1."""
+    """Return whether a token has a weight that is neither 0 nor 1."""
     for weights in (documents.shard_columns(shard).weights for shard in range(len(documents.shards))):
         for first in range(0, 0 if weights is None else len(weights), SCAN):
             piece = np.asarray(weights)[first : first + SCAN]

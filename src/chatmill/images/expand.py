@@ -63,7 +63,7 @@ class Expander:
     """Writes the tokens of pictures with one vocabulary."""
 
     def __init__(self, rule: PictureRule, tokenizer: Any) -> None:
-        """The tokenizer has all control tokens of the rule."""
+        """Check that the tokenizer has all control tokens of the rule."""
         self.rule, self._tokenizer = rule, tokenizer
         self.token: int = tokenizer.control_ids[rule.token]
         self._known: dict[tuple[Grid, tuple[int, int], bool], NDArray[np.int32]] = {}

@@ -58,7 +58,7 @@ class Pictures(NamedTuple):
     def of(
         cls, model: str | os.PathLike[str], folder: str | None = None, stores: bool = False, fetches: bool = False
     ) -> Pictures:
-        """From a model's folder, or a file in it."""
+        """Read it from a model's folder, or a file in it."""
         path = Path(model)
         return cls(find_rule(path.parent if path.is_file() else path), folder, stores, fetches)
 

@@ -49,7 +49,7 @@ def picture_size(data: bytes) -> tuple[int, int]:
 
 
 def is_turned(data: bytes) -> bool:
-    """Whether EXIF says that a picture, which can be opened, is not shown as it is stored."""
+    """Return whether EXIF says that a picture, which can be opened, is not shown as it is stored."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:

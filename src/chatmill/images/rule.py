@@ -87,5 +87,5 @@ class PictureRule(ABC):
         raise NotImplementedError(self.family)
 
     def as_json(self) -> dict[str, Any]:
-        """The rule and its numbers, for manifests."""
+        """Return the rule and its numbers, for manifests."""
         return {key: value for key, value in asdict(self).items() if value not in ("", ())}

@@ -35,7 +35,7 @@ class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return replace(batch, messages=replace(batch.messages, weights=weights)), counts
 
     def _errors(self, batch: Conversations) -> list[int]:
-        """The places of results that are errors."""
+        """Return the places of results that are errors."""
         messages = batch.messages
         results = np.flatnonzero(messages.roles == RoleCode.TOOL)
         starts = tuple(text.encode() for text in self.begins)
@@ -49,7 +49,7 @@ class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
 
     def _says_so(self, result: Mapping[str, object]) -> bool:
-        """Whether the fields of a result say that it is an error; true is not 1."""
+        """Return whether the fields of a result say that it is an error; true is not 1."""
         pairs = [(result[name], value) for name, value in self.fields.items() if name in result]
         return any(stated == value and isinstance(stated, bool) == isinstance(value, bool) for stated, value in pairs)
 

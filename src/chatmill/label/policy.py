@@ -44,7 +44,7 @@ class Policy:
     """Do not train messages with a call whose result is an error by this rule."""
 
     def __post_init__(self) -> None:
-        """A scope may be given by its name; what is compared later is the member itself."""
+        """Take a scope by its name, too; what is compared later is the member itself."""
         if self.scope not in list(Scope):
             raise ConfigError(f"policy {self.name!r}: scope {self.scope!r} is not one of {', '.join(Scope)}")
         object.__setattr__(self, "scope", Scope(self.scope))
@@ -71,7 +71,7 @@ class Policy:
         return self.trains_answers_only and self.scope is Scope.EVERY_TURN
 
     def table(self) -> NDArray[np.float32]:
-        """One weight per kind code, flags included; index it with an array of kinds.
+        """Return one weight per kind code, flags included; index it with an array of kinds.
 
         Marks that a template writes count like the part they belong to. An answer that is context in its document is
         never trained.
@@ -89,7 +89,7 @@ class Policy:
         return table
 
     def run_weights(self, tokens: Tokens) -> NDArray[np.float32]:
-        """One weight per run of `tokens`; `tokens.per_token(...)` spreads them over the tokens.
+        """Return one weight per run of `tokens`; `tokens.per_token(...)` spreads them over the tokens.
 
         A message without a weight of its own counts as 1, or as 0 under `only_weighted_messages`.
         """
@@ -137,7 +137,7 @@ class Policy:
 
 
 def added_documents(records: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which documents another document of the same record comes after; `records` has the record of each."""
+    """Return which documents another document of the same record comes after; `records` has the record of each."""
     return np.append(records[1:] == records[:-1], False)[: len(records)]
 
 

@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Policy] = {
 
 
 def find_policy(name: str | os.PathLike[str] | Policy) -> Policy:
-    """A policy by preset name, from a .json file (see docs/policies.md), or the policy itself."""
+    """Return a policy by preset name, from a .json file (see docs/policies.md), or the policy itself."""
     if isinstance(name, Policy):
         return name
     text = os.fspath(name)

@@ -37,7 +37,7 @@ class Needs:
 
     @classmethod
     def of_recurrent(cls, keys: frozenset[Key]) -> Needs:
-        """Those of a model with recurrent layers that read these keys."""
+        """Return those of a model with recurrent layers that read these keys."""
         one_row = bool(keys & {Key.CU_SEQ_LENS, Key.CU_SEQLENS})
         return cls(keys=keys, one_row=one_row, multiple=8 if Key.SEQ_IDX in keys else 1)
 
@@ -109,20 +109,20 @@ STATELESS = {"full_attention", "attention", "moe", "mlp", "dense", "sparse"} | W
 
 
 def text_config(model: Any) -> Any:
-    """The config of a model's language part; `model` may be that config itself."""
+    """Return the config of a model's language part; `model` may be that config itself."""
     config = getattr(model, "config", model)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def is_hybrid(model: Any) -> bool:
-    """Whether some layers of a model carry a state from token to token, as far as it or its config says."""
+    """Return whether some layers of a model carry a state from token to token, as far as it or its config says."""
     text = text_config(model)
     stateful = bool(getattr(model, "_is_stateful", False))
     return stateful or getattr(text, "model_type", None) in HYBRIDS or bool(layer_kinds(text) - STATELESS)
 
 
 def one_document_a_row(model: Any) -> str:
-    """The way out for a model that nothing isolates."""
+    """Return the way out for a model that nothing isolates."""
     return (
         f"{getattr(text_config(model), 'model_type', type(model).__name__)} has layers that carry a state from one "
         "document to the next, and nothing that a batch can hold keeps documents apart in them: put one document into "
@@ -131,5 +131,5 @@ def one_document_a_row(model: Any) -> str:
 
 
 def layer_kinds(text: Any) -> set[str]:
-    """What the layers of a model are, as its config says."""
+    """Return what the layers of a model are, as its config says."""
     return {str(kind) for name in ("layer_types", "layers_block_type") for kind in getattr(text, name, None) or ()}

@@ -235,7 +235,7 @@ class DataCollatorForCausalLM:
             raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
-        """The batch as a dict, or `(inputs, labels)` with `labels_name=None`."""
+        """Return the batch as a dict, or `(inputs, labels)` with `labels_name=None`."""
         if not features:
             raise DataError("an empty list of features makes no batch")
         rows = integer_rows(features, self.input_name if carried(features, self.input_name) else "input_ids")
@@ -286,7 +286,7 @@ class DataCollatorForCausalLM:
         return batch if self.labels_name is not None else (batch, self._finished(labels))
 
     def _device(self) -> Any:
-        """Where masks are made: on the CPU, but for block masks."""
+        """Return where masks are made: on the CPU, but for block masks."""
         if self._on_device is None:
             return None
         if torch.utils.data.get_worker_info() is not None:
@@ -319,7 +319,7 @@ class DataCollatorForCausalLM:
     def _boundaries(
         self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]
     ) -> tuple[Boundaries, bool]:
-        """The documents of the rows before any cut, and whether the batch gets position ids."""
+        """Return the documents of the rows before any cut, and whether the batch gets position ids."""
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         first = next((name for name in (ENDS, STARTS, LENGTHS, POSITIONS) if carried(features, name)), None)
         if self.packed_sequences is False:
@@ -399,7 +399,7 @@ def _pad_options(tokenizer: Any, pad_kwargs: dict[str, Any], *, truncation: bool
 def _grid(
     rows: list[NDArray[Any]], real: NDArray[np.bool_], fill: int, dtype: type[np.generic] = np.int64
 ) -> NDArray[Any]:
-    """The rows' values where `real` is True, in order, and `fill` elsewhere."""
+    """Return the rows' values where `real` is True, in order, and `fill` elsewhere."""
     grid = np.full(real.shape, fill, dtype=dtype)
     grid[real] = np.concatenate(rows)
     return grid

@@ -107,7 +107,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return TrainingConfig(**(options_set | options))
 
     def for_split(self, split: str) -> TrainingConfig:
-        """The options of one split; val is read in order, whole and the same every time, by default."""
+        """Return the options of one split; val is read in order, whole and the same every time, by default."""
         if split != "val":
             return self
         return self.replace(**dict.fromkeys(self.left_out & {"epoch_shuffle", "epoch_drop_last"}, False))

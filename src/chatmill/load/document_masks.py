@@ -28,7 +28,7 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
 
 
 def dense_mask(ends: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A (B, 1, T, T) additive mask of ends `(B, T)`: 0 where a token may look, the lowest float elsewhere.
+    """Return a (B, 1, T, T) additive mask of ends `(B, T)`: 0 where a token may look, the lowest float elsewhere.
 
     Float (float32 unless another dtype is asked for), not bool: transformers' eager attention adds the mask, and a
     bool one would silently do nothing.
@@ -43,7 +43,7 @@ def dense_mask(ends: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
 
 
 def mask_mod(ends: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """The same rule as a FlexAttention `mask_mod(b, h, q, k)`."""
+    """Return the same rule as a FlexAttention `mask_mod(b, h, q, k)`."""
 
     def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (q >= k) & (q < ends[b, k])
@@ -76,7 +76,7 @@ def flex_mask(ends: torch.Tensor) -> Any:
 
 
 def _listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks of keys each block of queries takes, and their numbers, those first."""
+    """Return how many blocks of keys each block of queries takes, and their numbers, those first."""
     import torch
 
     numbers = torch.argsort(chosen.to(torch.int32), dim=-1, descending=True, stable=True)

@@ -116,7 +116,7 @@ class EpisodeRows(Rows):
         return said
 
     def trains(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Which tokens of whole episodes are trained, flat."""
+        """Return which tokens of whole episodes are trained, flat."""
         whole = self.dataset.gather(numbers)
         if self._policy is not None:
             assert whole.kinds is not None
@@ -181,7 +181,7 @@ class EpisodeRows(Rows):
 
 
 def long_episodes(rows: EpisodeRows) -> Ints:
-    """The numbers of the episodes that are longer than a row, which are cut."""
+    """Return the numbers of the episodes that are longer than a row, which are cut."""
     lengths = rows.dataset.lengths
     return np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
 
@@ -213,7 +213,7 @@ def warn_of_long_episodes(rows: EpisodeRows, where: object) -> None:
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
-    """Whether the build has more episodes than records; of a split that was not built nothing is known."""
+    """Return whether the build has more episodes than records; of a split that was not built nothing is known."""
     try:
         about = read_manifest(dataset.folder.parent)
     except FormatError:

@@ -112,11 +112,11 @@ class GPTEpisodeDataLoader(BatchLoader):
         )
 
     def dataset(self, split: str = "train") -> EpisodeDataset:
-        """The dataset that a split is read from."""
+        """Return the dataset that a split is read from."""
         return self.episode_rows(split).dataset
 
     def episode_rows(self, split: str = "train") -> EpisodeRows:
-        """The rows of a split."""
+        """Return the rows of a split."""
         self.rows(split)
         return self._episodes[split]
 
@@ -127,7 +127,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         return left % self._share.step if self._configs[split].epoch_drop_last else 0
 
     def data_report(self, split: str = "train") -> dict[str, Any]:
-        """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
+        """Return what of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
         rows = self.episode_rows(split)
         lengths = rows.dataset.lengths
         short = lengths < self.config.episode_min_tokens
@@ -142,14 +142,14 @@ class GPTEpisodeDataLoader(BatchLoader):
         }
 
     def last_episodes(self, split: str = "train") -> list[list[int]]:
-        """The episodes in each row of the batch that `get_batch` gave last, as numbers in `dataset(split)`.
+        """Return the episodes in each row of the batch that `get_batch` gave last, as numbers in `dataset(split)`.
 
         Rows of padding are not there. For a loss that jumps: look at what the batch held.
         """
         return self._episodes_of(split, self.last_step(split))
 
     def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
-        """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
+        """Return the same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
 
         Nothing is read and the split is not moved. Optimizer step s (from 0) with accumulation A has the batches
         s * A up to s * A + A - 1.
@@ -157,12 +157,12 @@ class GPTEpisodeDataLoader(BatchLoader):
         return self._episodes_of(split, self.step_number(number, split))
 
     def _episodes_of(self, split: str, step: RowStep) -> list[list[int]]:
-        """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
+        """Return the numbers of the episodes in each row of a step, in the order in which they are in the row."""
         numbers, counts = self.episode_rows(split).documents(step.epoch, step.rows)
         return [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
 
     def with_policy(self, policy: Policy, split: str = "train") -> BatchLoader:
-        """The same rows in the same order, with the weights of another policy; for `batch_of` alone."""
+        """Return the same rows in the same order, with the weights of another policy; for `batch_of` alone."""
         config = self.config.replace(policy=policy)
         rows = EpisodeRows(self.dataset(split), config.for_split(split))
         return BatchLoader(
@@ -170,7 +170,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         )
 
     def _announce(self, split: str, epoch: int) -> None:
-        """One line at each epoch's start."""
+        """Log one line at each epoch's start."""
         config, rows = self._configs[split], self.episode_rows(split)
         log.info(
             "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",

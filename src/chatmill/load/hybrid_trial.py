@@ -65,7 +65,7 @@ def find_needs(model: Any, config: Any) -> Needs | None:
 
 
 def _isolates(tiny: Any, ids: torch.Tensor, other: torch.Tensor, needs: Needs) -> bool:
-    """Whether later documents do not change with the first, and the last is the same as alone."""
+    """Return whether later documents do not change with the first, and the last is the same as alone."""
     import torch
 
     segments = boundaries_from_starts([list(STARTS)], np.array([TOKENS])).segments(TOKENS)
@@ -100,7 +100,7 @@ def _class_of(model: Any, text: Any) -> Any:
 
 
 def tiny_config(config: Any) -> Any:
-    """A copy of a config with one layer of each kind, few experts, few heads and a small vocabulary.
+    """Return a copy of a config with one layer of each kind, few experts, few heads and a small vocabulary.
 
     Widths and numbers of heads are divided by one number, and what is in a head is kept, so that products which must
     be equal stay equal.
@@ -125,7 +125,7 @@ def tiny_config(config: Any) -> Any:
 
 
 def _few_layers(config: Any) -> dict[str, Any]:
-    """The lists of a config for the first layer of each kind."""
+    """Return the lists of a config for the first layer of each kind."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     count = config.num_hidden_layers
     kept = sorted({kind: number for number, kind in reversed(list(enumerate(kinds or ())))}.values())

@@ -89,7 +89,7 @@ class BatchLoader:
         """A buffer holds one batch at a time."""
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
-        """The next batch of a split: this rank's rows of the next global step."""
+        """Return the next batch of a split: this rank's rows of the next global step."""
         self.rows(split)
         step = self._step_at(split, self._places[split])
         tensors = self.batch_of(step, split)
@@ -109,7 +109,7 @@ class BatchLoader:
         """Log that an epoch of a split begins."""
 
     def _step_at(self, split: str, place: EpochPlace) -> RowStep:
-        """The global step at a place, as this rank sees it."""
+        """Return the global step at a place, as this rank sees it."""
         share, rows = self._share, self._rows[split]
         if split in self._draws:
             chosen = self._draws[split].take(place.position + share.first, share.batch_size)
@@ -121,7 +121,7 @@ class BatchLoader:
         return RowStep(epoch=place.epoch, rows=chosen, begins=place.position == 0, after=after)
 
     def batch_of(self, step: RowStep, split: str = "train") -> tuple[torch.Tensor, ...]:
-        """The batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding.
+        """Return the batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding.
 
         Log-probabilities and what a teacher says follow the mask, or are in the packed batch.
         """
@@ -146,7 +146,7 @@ class BatchLoader:
         return RowBuffer(self.batch_size, self.block_size, pad_id=pad_id, weights=dtype, pin=pin, trees=rows.has_trees)
 
     def last_step(self, split: str = "train") -> RowStep:
-        """The step that `get_batch` gave last."""
+        """Return the step that `get_batch` gave last."""
         if split not in self._last:
             raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
         return self._last[split]
@@ -157,13 +157,13 @@ class BatchLoader:
         return tuple(self._rows)
 
     def rows(self, split: str = "train") -> Rows:
-        """The rows of a split; one that is not there is an error."""
+        """Return the rows of a split; one that is not there is an error."""
         if split not in self._rows:
             raise ConfigError(f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._rows)})")
         return self._rows[split]
 
     def gives_masks(self, split: str = "train") -> bool:
-        """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
+        """Return whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
         return self.config.wants_masks and self.rows(split).has_masks
 
     def rows_per_epoch(self, split: str = "train") -> int:
@@ -171,7 +171,7 @@ class BatchLoader:
         return self.rows(split).rows_of(0)
 
     def _order(self, split: str) -> dict[str, Any]:
-        """The options that give a place its meaning: a state is refused if one of them differs."""
+        """Return the options that give a place its meaning: a state is refused if one of them differs."""
         config = self._configs[split]
         order: dict[str, Any] = {
             "batch_sampling_mode": str(config.batch_sampling_mode),
@@ -184,7 +184,7 @@ class BatchLoader:
         return {**order, **self._rows[split].order_facts}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
+        """Return the place of each split, with the fingerprint of its data; plain values that JSON can hold."""
         return {
             "version": STATE_VERSION,
             "loader": self.kind,
@@ -266,22 +266,22 @@ class BatchLoader:
             self._places["train"] = self._step_at("train", self._places["train"]).after
 
     def is_endless(self, split: str = "train") -> bool:
-        """Whether the rows of a split are drawn at random, without end."""
+        """Return whether the rows of a split are drawn at random, without end."""
         self.rows(split)
         return split in self._draws
 
     def epoch(self, split: str = "train") -> int:
-        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
+        """Return the epoch of the last delivered batch; 0 before the first, and in random mode."""
         self.rows(split)
         return self._places[split].epoch
 
     def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next: `epoch`, or the one after it if that is used up."""
+        """Return the epoch of the batch that comes next: `epoch`, or the one after it if that is used up."""
         epoch = self.epoch(split)
         return epoch if self.batches_left(split, epoch + 1) else epoch + 1
 
     def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
-        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
+        """Return how many batches an epoch has; packed, that may differ from epoch to epoch."""
         return self._steps(split, self.rows(split).rows_of(epoch))
 
     def _steps(self, split: str, rows: int) -> int:
@@ -296,7 +296,7 @@ class BatchLoader:
         return here + sum(self.steps_per_epoch(split, epoch) for epoch in range(place.epoch + 1, epochs))
 
     def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
-        """The batches of the first epoch of a split, then no more: an evaluation.
+        """Yield the batches of the first epoch of a split, then no more: an evaluation.
 
         It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
         """
@@ -309,7 +309,7 @@ class BatchLoader:
             place = step.after
 
     def step_number(self, number: int, split: str = "train") -> RowStep:
-        """The step with this number, counted from the first one (0) of epoch 0."""
+        """Return the step with this number, counted from the first one (0) of epoch 0."""
         if number < 0:
             raise ConfigError(f"batch {number}: batches are counted from 0")
         epoch = 0
@@ -338,7 +338,7 @@ class BatchLoader:
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:
-    """The argument, else the config's `dataset_dir`."""
+    """Return the argument, else the config's `dataset_dir`."""
     chosen = dataset_dir if dataset_dir is not None else config.dataset_dir
     if chosen is None:
         raise ConfigError("no dataset: give dataset_dir, or set dataset_dir in the config")

@@ -55,7 +55,7 @@ def needs_of(model: Any) -> Needs | None:
 
 
 def reads_trees(model: Any) -> bool:
-    """Whether a model can read rows of trees; `model` as for `needs_of`."""
+    """Return whether a model can read rows of trees; `model` as for `needs_of`."""
     needs = None if is_hybrid(model) else needs_of(model)
     return needs is not None and needs.keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK}))
 
@@ -121,7 +121,7 @@ def _hybrid_needs(model: Any, config: Any) -> Needs | None:
 
 
 def _has_windows(config: Any) -> bool:
-    """Whether some layers see a window only: one mask for all layers would undo it."""
+    """Return whether some layers see a window only: one mask for all layers would undo it."""
     if isinstance(config, str):
         return False
     text = text_config(config)

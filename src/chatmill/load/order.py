@@ -52,7 +52,7 @@ class EpochPlace:
 
 
 def random_state(seed: int) -> np.random.RandomState:
-    """The generator of a seed; a seed beyond 32 bits is a `ConfigError`."""
+    """Return the generator of a seed; a seed beyond 32 bits is a `ConfigError`."""
     if not 0 <= seed <= MAX_SEED:
         raise ConfigError(
             f"seed {seed} is outside 0 to {MAX_SEED} (epoch_seed plus epoch or chunk): choose a smaller epoch_seed"
@@ -61,7 +61,7 @@ def random_state(seed: int) -> np.random.RandomState:
 
 
 def epoch_order(seed: int, epoch: int, rows: int, *, shuffle: bool) -> NDArray[np.int64]:
-    """The order of one epoch: `RandomState(seed + epoch).permutation(rows)`, or 0, 1, 2, ..."""
+    """Return the order of one epoch: `RandomState(seed + epoch).permutation(rows)`, or 0, 1, 2, ..."""
     if not shuffle:
         return np.arange(rows, dtype=np.int64)
     return random_state(seed + epoch).permutation(rows).astype(np.int64, copy=False)

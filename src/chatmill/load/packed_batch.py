@@ -108,7 +108,7 @@ class PackedBatch(_Four):
         return dense_mask(self.ends)
 
     def flex_mask(self) -> Any:
-        """A FlexAttention `BlockMask`."""
+        """Return a FlexAttention `BlockMask`."""
         from chatmill.load.document_masks import flex_mask
 
         return flex_mask(self.ends)
@@ -147,7 +147,7 @@ class PackedBatch(_Four):
         return torch.from_numpy(values).to(self.x.device)
 
     def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
-        """The same batch with its tensors on another device."""
+        """Return the same batch with its tensors on another device."""
         moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
         assert self.tokens is not None
         extra = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.extra.items()}

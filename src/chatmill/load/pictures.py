@@ -152,7 +152,7 @@ class PictureCollator:
 
 @lru_cache(maxsize=4)
 def _processor(model: str) -> Any:
-    """The model's own image processor."""
+    """Return the model's own image processor."""
     need("transformers", "making pixels of pictures")
     from transformers import AutoImageProcessor
 

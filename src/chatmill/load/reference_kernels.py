@@ -60,7 +60,7 @@ def mamba_chunk_scan_combined(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     return_final_states: bool = False,
 ) -> Any:
-    """The scan of Mamba 2 over x (batch, tokens, heads, dim) and B, C (batch, tokens, groups, state)."""
+    """Return the scan of Mamba 2 over x (batch, tokens, heads, dim) and B, C (batch, tokens, groups, state)."""
     kind = _accurate(x)
     values, steps = x.to(kind), dt.to(kind) + dt_bias.to(kind)
     steps = (functional.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
@@ -101,7 +101,7 @@ def mamba_split_conv1d_scan_combined(
     ngroups: int = 1,
     norm_before_gate: bool = True,
 ) -> Any:
-    """All of a Mamba 2 layer after its first projection, as training calls it."""
+    """Return all of a Mamba 2 layer after its first projection, as training calls it."""
     heads, channels = len(A), len(conv1d_weight)
     inner = zxbcdt.shape[-1] - channels - heads
     gate, mixed, dt = torch.split(zxbcdt, [inner, channels, heads], dim=-1)
@@ -170,12 +170,12 @@ def chunk_gated_delta_rule(
 
 
 def _accurate(tensor: Tensor) -> torch.dtype:
-    """What kernels calculate in: float32, as the fast ones, or float64 in a model of float64."""
+    """Return what kernels calculate in: float32, as the fast ones, or float64 in a model of float64."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _kept(decay: Tensor, numbers: Tensor | None) -> Tensor:
-    """What each token keeps of the state before it: its decay, or nothing at the first token of a document."""
+    """Return what each token keeps of the state before it: its decay, or nothing at the first token of a document."""
     if numbers is None:
         return decay
     begins = torch.diff(numbers, dim=1, prepend=numbers[:, :1] - 1) != 0
@@ -183,7 +183,7 @@ def _kept(decay: Tensor, numbers: Tensor | None) -> Tensor:
 
 
 def _numbers(cu_seqlens: Tensor | None, q: Tensor) -> Tensor | None:
-    """The number of each token's document; as the fast kernels, of one row only."""
+    """Return the number of each token's document; as the fast kernels, of one row only."""
     if cu_seqlens is None:
         return None
     if len(q) != 1:
@@ -200,7 +200,7 @@ def _package(name: str, **functions: Any) -> ModuleType:
 
 
 def _packages() -> dict[str, ModuleType]:
-    """The packages of the fast kernels with the reference kernels inside."""
+    """Return the packages of the fast kernels with the reference kernels inside."""
     scans = SimpleNamespace(
         mamba_chunk_scan_combined=mamba_chunk_scan_combined,
         mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined,
@@ -229,7 +229,7 @@ def _importable(packages: dict[str, ModuleType]) -> Iterator[None]:
 
 
 def with_reference_kernels(model_class: type) -> Any:
-    """The same class of transformers, out of a copy of its module that has found the reference kernels.
+    """Return the same class of transformers, out of a copy of its module that has found the reference kernels.
 
     Modules choose their kernels when they are imported, so the copy leaves the model's own module as it is.
     """

@@ -79,7 +79,7 @@ class RowBuffer:
         _copy(self._flat_ids, source, starts, lengths, places)
 
     def lay_weights(self, source: NDArray[Any], starts: list[int], lengths: list[int], places: list[int]) -> None:
-        """The same for token-aligned weights."""
+        """Do the same for token-aligned weights."""
         if self._flat_weights is not None:
             _copy(self._flat_weights, source, starts, lengths, places)
 
@@ -106,7 +106,7 @@ class RowBuffer:
         return TreeGrid(position_ids=positions, ends=np.minimum(ends, np.int32(self.block_size)))
 
     def document_starts(self, laid: LaidRows, most: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        """Where documents start as (rows, most), padded with -1, and how many tokens of each row `x` holds.
+        """Return where documents start as (rows, most), padded with -1, and how many tokens of each row `x` holds.
 
         A document of one token in the last place of a row is a target only: it does not begin inside `x`.
         """
@@ -146,7 +146,7 @@ class RowBuffer:
         return x, y, mask
 
     def _new(self, dtype: type[np.generic]) -> tuple[torch.Tensor, NDArray[Any]]:
-        """A tensor and the array that shares its memory; every batch has its own, so none is overwritten.
+        """Return a tensor and the array that shares its memory; every batch has its own, so none is overwritten.
 
         The memory is numpy's: torch's allocator gives fresh pages each time, and touching them costs as much as
         the copy. Pinned memory comes from torch, which reuses it.

@@ -42,7 +42,7 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
 
 
 def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries:
-    """The documents of rows, by the first column that says where they begin: one at least does."""
+    """Return the documents of rows, by the first column that says where they begin: one at least does."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     if ENDS in said:
         for name in (ENDS, POSITIONS):
@@ -90,7 +90,7 @@ def as_numpy(values: Any) -> NDArray[Any]:
 
 
 def carried(features: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether the features carry a column (None counts as absent); refuse one that only some of them carry."""
+    """Return whether the features carry a column (None counts as absent); refuse one that only some of them carry."""
     absent = [row for row, feature in enumerate(features) if feature.get(name) is None]
     if absent and len(absent) < len(features):
         raise DataError(

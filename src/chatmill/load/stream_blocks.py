@@ -45,7 +45,7 @@ class StreamBlocks(Rows):
         self.data, self.fingerprint = self, digest.hexdigest()
 
     def rows_of(self, epoch: int) -> int:
-        """All of them."""
+        """Return all of them."""
         return len(self._ids)
 
     def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:
@@ -112,7 +112,7 @@ class StreamBlockLoader(BatchLoader):
         super().__init__({SPLIT: rows}, config, dataset=rows.name, **where)
 
     def data_report(self) -> dict[str, Any]:
-        """What packing left out: the counts of its report, and the assistant's tokens that block edges lost."""
+        """Return what packing left out: the counts of its report, and the assistant's tokens that block edges lost."""
         packed = self._packed
         return {
             **packed.report,
@@ -123,7 +123,7 @@ class StreamBlockLoader(BatchLoader):
         }
 
     def sample(self, index: int) -> dict[str, NDArray[Any]]:
-        """One kept block: `input_ids` and the token-aligned `loss_mask`, both of block_size."""
+        """Return one kept block: `input_ids` and the token-aligned `loss_mask`, both of block_size."""
         block = self.kept[index]
         return {"input_ids": self._packed.input_ids[block], "loss_mask": self._packed.loss_mask[block]}
 
@@ -134,11 +134,11 @@ class StreamBlockLoader(BatchLoader):
         return super().get_batch(split)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The batches from here to the end."""
+        """Yield the batches from here to the end."""
         while self.batches_left(SPLIT):
             yield self.get_batch(SPLIT)
 
 
 def _starts(row: NDArray[np.int64], eos_id: int) -> NDArray[np.int64]:
-    """Where documents begin: at the first token, and after each eos."""
+    """Return where documents begin: at the first token, and after each eos."""
     return boundaries_from_token([row], eos_id, after=True).starts

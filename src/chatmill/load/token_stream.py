@@ -126,7 +126,7 @@ class GPTDataLoader(BatchLoader):
 def make_loader(
     config: Any, dataset_dir: str | Path | None = None, tokenizer: Any = None, **options: Any
 ) -> BatchLoader:
-    """A `GPTEpisodeDataLoader` for `dataset_mode` sft_episode, else a `GPTDataLoader`.
+    """Return a `GPTEpisodeDataLoader` for `dataset_mode` sft_episode, else a `GPTDataLoader`.
 
     `config` is a `TrainingConfig`, the path of an XML or YAML file, a mapping, or an object with the attributes;
     `options` are keyword arguments of the loader, such as `device` or `rank`.

@@ -90,7 +90,7 @@ class TokenCounts:
 
 
 def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
-    """The turn of each run, counted in its document: 0 before the first user, then one more with each user who
+    """Return the turn of each run, counted in its document: 0 before the first user, then one more with each user who
     speaks after someone else. `firsts` are the first runs of the documents.
     """
     if not len(kinds):
@@ -140,7 +140,7 @@ class Bin:
     count: int
 
     def bounds(self, between: str, percent: bool) -> str:
-        """Its range in words."""
+        """Return its range in words."""
         if percent:
             return f"{self.low:.0%}{between}{self.high:.0%}"
         low, high = int(self.low), int(self.high) - 1

@@ -126,7 +126,7 @@ class LookDataset:
 
 
 def is_dataset(location: str) -> bool:
-    """Whether a path holds tokens already: a built dataset, a distillation set, or rows of token ids."""
+    """Return whether a path holds tokens already: a built dataset, a distillation set, or rows of token ids."""
     path = Path(location)
     if location == "-" or "://" in location:
         return False

@@ -65,7 +65,7 @@ class Decoder:
         return joined.tobytes(), offsets_of(lengths[places])
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which ids are control tokens."""
+        """Return which ids are control tokens."""
         return np.isin(ids, self._controls)
 
     def parts(self, ids: NDArray[np.integer]) -> list[tuple[bool, str]]:

@@ -27,7 +27,7 @@ class _Marking(PlainSandbox):
 
 
 def has_tags(text: str) -> bool:
-    """Whether a template tags what an assistant says."""
+    """Return whether a template tags what an assistant says."""
     return "endgeneration" in text
 
 

@@ -17,7 +17,7 @@ SUFFIXES = (*IN_FOLDERS, ".feather")
 
 
 def is_list(kind: Any) -> bool:
-    """Whether values of a type of Arrow are lists."""
+    """Return whether values of a type of Arrow are lists."""
     import pyarrow as pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

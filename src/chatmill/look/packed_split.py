@@ -173,7 +173,7 @@ class PackedSplit(LookSplit):
             yield _read(batch, first, self._shift)[0]
 
     def record_id(self, number: int) -> str | None:
-        """The record of a row, or those of its documents joined by commas."""
+        """Return the record of a row, or those of its documents joined by commas."""
         return _text(self.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
 
     def find(self, record_id: str) -> list[int]:

@@ -247,7 +247,7 @@ class LookSplit:
         return self if self._plan is None else LookSplit(self.stored, self.name)
 
     def record_id(self, number: int) -> str | None:
-        """The record of a document, or those of a row joined by commas."""
+        """Return the record of a document, or those of a row joined by commas."""
         ids = self.stored.facts("record_id", self._numbers(number, number + 1)) if self.has_record_ids else None
         return None if ids is None else ", ".join(dict.fromkeys(ids))
 

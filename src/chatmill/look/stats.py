@@ -131,7 +131,7 @@ class DatasetStats:
     """The ledger of the build, over all its splits; None if no manifest has one."""
 
     def __repr__(self) -> str:
-        """The tables and plots of `chatmill stats`."""
+        """Return the tables and plots of `chatmill stats`."""
         out = io.StringIO()
         show(plain_console(file=out, width=REPR_WIDTH), stats_parts(self.splits, self.accounts, width=REPR_WIDTH))
         return out.getvalue().rstrip("\n")

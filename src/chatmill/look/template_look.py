@@ -142,7 +142,7 @@ def _vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple
 
 
 def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
-    """Whether the rendering of a probe has a word in its tool calls, or in tool definitions."""
+    """Return whether the rendering of a probe has a word in its tool calls, or in tool definitions."""
     return any(
         word in run["text"] and (".tool_call" in run["kind"]) == calls
         for look in probes

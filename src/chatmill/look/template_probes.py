@@ -151,7 +151,7 @@ class ProbeLook:
     """Characters that no row shows."""
 
     def is_stable(self, answer: Answer[int]) -> bool:
-        """Whether later messages leave an answer as it is."""
+        """Return whether later messages leave an answer as it is."""
         return bool(answer.reason) or self.turns.is_stable(answer)
 
     def as_json(self) -> dict[str, Any]:

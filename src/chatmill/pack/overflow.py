@@ -108,7 +108,7 @@ def apply_overflow(
 
 
 def kept_spans(tokens: Tokens, index: int, capacity: int, policy: Overflow, trains: Trains) -> list[list[KeptSpan]]:
-    """The episodes of one over-long conversation, as spans of it."""
+    """Return the episodes of one over-long conversation, as spans of it."""
     match policy:
         case Overflow.DROP:
             return []

@@ -64,7 +64,7 @@ class Plan:
         return self.bins * self.capacity - self.tokens
 
     def bin(self, index: int) -> Ints:
-        """The documents of one bin, in placing order (a view)."""
+        """Return the documents of one bin, in placing order (a view)."""
         index = range(self.bins)[index]
         return self.order[self.bin_offsets[index] : self.bin_offsets[index + 1]]
 
@@ -99,7 +99,7 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
 
 
 def whole(value: Any, rule: str, most: float = math.inf) -> int:
-    """A whole number from 1 to `most`; anything else is an error that states the rule."""
+    """Return a whole number from 1 to `most`; anything else is an error that states the rule."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:

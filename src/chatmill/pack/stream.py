@@ -92,7 +92,7 @@ class PackedStream:
 def post_training_loss_mask(
     ids: ArrayLike, *, system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
 ) -> NDArray[np.uint8]:
-    """The token-aligned mask of one block of ids, or of each row of an (N, block_size) array read alone.
+    """Return the token-aligned mask of one block of ids, or of each row of an (N, block_size) array read alone.
 
     1 on every token of a whole assistant span, both markers included, that comes after a whole user span in
     the same block and conversation; 0 on everything else.
@@ -250,7 +250,7 @@ def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int) -> list[_Blo
 
 
 def _one_stream(records: Iterable[ArrayLike], eos_id: int) -> NDArray[np.int64]:
-    """All records end to end, an eos after each one that does not end in it."""
+    """Return all records end to end, an eos after each one that does not end in it."""
     eos = np.array([eos_id], dtype=np.int64)
     pieces: list[NDArray[np.integer]] = []
     for number, record in enumerate(records):

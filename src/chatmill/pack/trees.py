@@ -94,7 +94,7 @@ def put_into_trees(
 
 
 def _first_rows(records: Ints, opens: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows are the first of their record in their group."""
+    """Return which rows are the first of their record in their group."""
     changes: NDArray[np.bool_] = np.append(True, records[1:] != records[:-1])[: len(records)]
     return opens | changes
 

@@ -73,7 +73,7 @@ class Outline:
     """Each as a step of its own; they cover `head .. tail` without gaps."""
 
     def steps(self, limit: int) -> list[Step]:
-        """All messages as steps, in order.
+        """Return all messages as steps, in order.
 
         Assistant messages that belong together but are longer than `limit` tokens together are split.
         """
@@ -94,7 +94,7 @@ class Outline:
         return steps
 
     def turns(self, limit: int) -> list[Exchange]:
-        """All messages as turns, in order."""
+        """Return all messages as turns, in order."""
         turns: list[Exchange] = []
         for step in self.steps(limit):
             if not turns or (turns[-1].steps and not step.is_reply):
@@ -115,7 +115,7 @@ class _KindRun(NamedTuple):
 
 
 def outline(tokens: Tokens, index: int) -> Outline:
-    """The outline of one conversation of a batch."""
+    """Return the outline of one conversation of a batch."""
     a, b = tokens.document_runs[index : index + 2].tolist()
     borders = pairwise((tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist())
     columns = zip(tokens.run_kinds[a:b].tolist(), tokens.run_messages[a:b].tolist(), borders, strict=True)

@@ -71,7 +71,7 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
 
 
 def _squeezed(turn: Exchange, step: Step, injected: bool, outline: Outline, capacity: int) -> _Window:
-    """A window for one step that does not fit whole: what matters most is kept first.
+    """Return a window for one step that does not fit whole: what matters most is kept first.
 
     In this order, each as far as there is room: the assistant's tokens (the last ones, so that the terminator
     stays), the tail and the head (whole or not at all), the lead (the last tokens of its last message after
@@ -94,7 +94,7 @@ def _squeezed(turn: Exchange, step: Step, injected: bool, outline: Outline, capa
 
 
 def _last_of_lead(turn: Exchange, room: int) -> list[Span]:
-    """The lead, or the header of its last message and that message's last tokens, or nothing."""
+    """Return the lead, or the header of its last message and that message's last tokens, or nothing."""
     start, end = turn.lead
     if end - start <= room:
         return [turn.lead]
@@ -125,7 +125,7 @@ def _closed(opened: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
 
 
 def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
-    """One episode of at most `capacity` tokens: head and newest turns, as the token-native format rules.
+    """Return one episode of at most `capacity` tokens: head and newest turns, as the token-native format rules.
 
     1. While the rest is too long, the oldest pair (a user message and the step right after it) is dropped,
        whole; anything unpaired is dropped alone. The final step of an assistant stays, with the user message
@@ -152,14 +152,14 @@ def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
 
 
 def first_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan]:
-    """One episode of at most `capacity` tokens: all up to the end of a trained answer, or nothing."""
+    """Return one episode of at most `capacity` tokens: all up to the end of a trained answer, or nothing."""
     steps = [step for step in outline.steps(outline.length) if step.is_reply]
     ends = [step.answer for step in steps if step.answer <= capacity and trains(step.start, step.answer)]
     return [KeptSpan(0, ends[-1])] if ends else []
 
 
 def last_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan]:
-    """One episode of at most `capacity` tokens: head, task, and all from some answer on to the end, or nothing.
+    """Return one episode of at most `capacity` tokens: head, task, and all from some answer on to the end, or nothing.
 
     The task is what comes before the first answer. An answer comes with what its own turn begins with.
     """
@@ -177,7 +177,7 @@ def last_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan
 
 
 def _last(spans: list[Span], room: int) -> list[KeptSpan]:
-    """The last `room` tokens of the spans."""
+    """Return the last `room` tokens of the spans."""
     pieces: list[KeptSpan] = []
     for start, end in reversed(spans):
         start = max(start, end - room)

@@ -72,7 +72,7 @@ class AnswerCheck:
     def _wrong_row(
         self, conversation: Conversation, record: PlainRecord, row: Row, answers: Mapping[int, PlainAnswer]
     ) -> Iterator[tuple[int, str]]:
-        """What is wrong with a row whose answers are known, each with its token."""
+        """Yield what is wrong with a row whose answers are known, each with its token."""
         whole, count = record.rendering(len(conversation.messages), prompt=False), len(conversation.messages)
         if isinstance(whole, str):
             yield 0, f"plain Jinja refuses the conversation: {whole}"
@@ -149,7 +149,7 @@ class AnswerCheck:
 
 
 def _first_difference(row: Row, answers: Mapping[int, PlainAnswer], ids: PlainIds) -> tuple[int, str]:
-    """Where a row is not what it must be."""
+    """Return where a row is not what it must be."""
     pairs = enumerate(zip(row.ids, ids.ids, strict=False))
     place = next((n for n, (a, b) in pairs if a != b), min(len(row.ids), len(ids.ids)))
     for index in sorted(answers):

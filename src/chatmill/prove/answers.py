@@ -51,7 +51,7 @@ class PlainAnswer(NamedTuple):
 def plain_answer(
     record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens
 ) -> PlainAnswer | str | None:
-    """The answer of a message; what is wrong where it has none; None where plain Jinja does not tell."""
+    """Return the answer of a message; what is wrong where it has none; None where plain Jinja does not tell."""
     stops = stop_tokens.names
     prompt, ended = record.rendering(index, prompt=True), record.rendering(index + 1, prompt=False)
     if isinstance(prompt, str) or isinstance(ended, str):
@@ -110,7 +110,7 @@ def _after_prompt(
 
 
 def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) -> str:
-    """The generation prompt that opened the turn a message is in: what asking for an answer adds to the text."""
+    """Return the generation prompt that opened the turn a message is in: what asking for an answer adds to the text."""
     for count in range(index, -1, -1):
         prompt, prefix = record.rendering(count, prompt=True), record.rendering(count, prompt=False)
         if isinstance(prompt, str) or isinstance(prefix, str):
@@ -124,7 +124,7 @@ def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) ->
 def _stop_of_next(
     record: PlainRecord, messages: Sequence[Message], index: int, ended: PlainText, stops: Collection[str]
 ) -> str | None:
-    """The stop that the header of a next message writes after an answer: where it ends most like A(i) does."""
+    """Return the stop that the header of a next message writes after an answer: where it ends most like A(i) does."""
     following = [Message(Role.USER, NEXT)]
     if messages[index].tool_calls:
         call = messages[index].tool_calls[-1]
@@ -176,7 +176,7 @@ def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> Pl
 
 
 def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> PlainIds:
-    """The same without pictures."""
+    """Return the same without pictures."""
     special, rules = set(chat.tokenizer.special_tokens), chat.rules
     tokens = {spelled.start: spelled for spelled in text.tokens}
     places = sorted({0, len(text.text), *breaks, *(place for spelled in text.tokens for place in spelled[:2])})

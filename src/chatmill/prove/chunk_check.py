@@ -72,7 +72,7 @@ class ChunkCheck:
         """The trees of each group whose records share them, and the records that have rows there."""
 
     def take(self, record: ReadRecord, *, came_of_arrow: bool) -> None:
-        """The next record of the chunk; `came_of_arrow`: its null fields are absent."""
+        """Take the next record of the chunk; `came_of_arrow`: its null fields are absent."""
         self.ledger.records[record.source, "read", ""] += 1
         skipped = (WHERE, PICK) if self.recipe.preferences is None else (WHERE, PICK, LABEL_FALSE)
         if record.error is not None and record.error.code in skipped:
@@ -178,7 +178,7 @@ class ChunkCheck:
             self._compare(conversation, tree)
 
     def _reject(self, error: RecordError, source: str) -> None:
-        """A record that cannot be used must be in rejected.jsonl."""
+        """Check that a record that cannot be used is in rejected.jsonl."""
         self.ledger.records[source, "quarantined", error.code] += 1
         self.book.counts["records_rejected"] += 1
         key = (error.where, error.record_id, error.code)
@@ -189,7 +189,7 @@ class ChunkCheck:
             self.book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
 
     def _split_of(self, conversation: Conversation) -> str:
-        """The split of a record, by the key it is known by."""
+        """Return the split of a record, by the key it is known by."""
         is_val = hash_share(record_key(conversation)) < Fraction(str(self.recipe.split.val_fraction))
         return "val" if is_val else "train"
 
@@ -224,7 +224,7 @@ class ChunkCheck:
         return number
 
     def _shard(self, split: str) -> str:
-        """The folder of its shard in a split."""
+        """Return the folder of its shard in a split."""
         return self._splits[split].shards[self._number].folder.relative_to(self._folder).as_posix()
 
     def _found(self, conversation: Conversation, file: str, message: str, **place: Any) -> None:

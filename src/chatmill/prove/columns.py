@@ -17,7 +17,7 @@ FILES = {"ids": TOKENS, "length": INDEX, "weights": MASK}
 
 
 def file_of(split: EpisodeDataset, number: int, column: str) -> str:
-    """The file, below the dataset's folder, that has a column of an episode."""
+    """Return the file, below the dataset's folder, that has a column of an episode."""
     shard = split.shards[int(np.searchsorted(split.episode_offsets, number, side="right")) - 1]
     spec = split.columns.get(column)
     name = FILES.get(column) or (spec.offsets_file or spec.file if spec else "")
@@ -52,7 +52,7 @@ def check_columns(split: EpisodeDataset, book: VerifyReport, *, vocab_size: int,
 def _first(
     split: EpisodeDataset, numbers: NDArray[np.int64], documents: Documents, wrong: Bools, sentence: str
 ) -> Iterator[Finding]:
-    """The first token that is wrong, if one is."""
+    """Yield the first token that is wrong, if one is."""
     for at in np.flatnonzero(wrong)[:1].tolist():
         row = int(np.searchsorted(documents.offsets, at, side="right")) - 1
         yield Finding(

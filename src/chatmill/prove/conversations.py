@@ -87,12 +87,12 @@ def variants_of(conversation: Conversation, rule: History | None, *, last_turn_o
 
 
 def _keys(kept: Sequence[tuple[int, Message]], messages: Sequence[Message]) -> list[tuple[int, bool]]:
-    """What is given: the place of each message, and whether it is as in the record."""
+    """Return what is given: the place of each message, and whether it is as in the record."""
     return [(k, message is messages[k]) for k, message in kept]
 
 
 def _context(message: Message) -> Message:
-    """A message that is not trained here: of a sampled answer, its text."""
+    """Return a message that is not trained here: of a sampled answer, its text."""
     if message.role is not Role.ASSISTANT:
         return message
     return message._replace(weight=0.0, token_ids=None, prompt_token_ids=None, logprobs=None)

@@ -129,7 +129,7 @@ def check_records(
 
 
 def _check_ledger(stated: Ledger, derived: Ledger, book: VerifyReport) -> None:
-    """The ledger of the manifest is the one that the records give."""
+    """Check that the ledger of the manifest is the one that the records give."""
     said, derived_counts = _flat(stated), _flat(derived)
     for key in sorted(set(said) | set(derived_counts)):
         if said[key] != derived_counts[key]:
@@ -140,7 +140,7 @@ def _check_ledger(stated: Ledger, derived: Ledger, book: VerifyReport) -> None:
 
 
 def _flat(ledger: Ledger) -> Counter[tuple[str, ...]]:
-    """All counts of a ledger that are derived again, under one kind of key."""
+    """Return all counts of a ledger that are derived again, under one kind of key."""
     flat: Counter[tuple[str, ...]] = Counter()
     flat.update({("tokens", *key): count for key, count in ledger.tokens.items()})
     flat.update({("records", *key): count for key, count in ledger.records.items()})

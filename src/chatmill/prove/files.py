@@ -30,7 +30,7 @@ def verify_files(
     within: Sequence[str] = (".",),
     added: Added = lambda folder, names, book: names,
 ) -> bool:
-    """Every listed file is there, with its size and its hash, and there are no others: of a dataset or an export.
+    """Check that every listed file is there, with its size and hash, and no others: of a dataset or an export.
 
     `receipt` is the file with this content that lists them, `said` what it is called in sentences, `within` the folders
     that may hold nothing else. Whether the receipt is as it was written: if not, no more is compared with it.
@@ -48,7 +48,7 @@ def verify_files(
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file, or a link to anything."""
+    """Return whether it is a file, or a link to anything."""
     return path.is_symlink() or not path.is_dir()
 
 
@@ -71,7 +71,7 @@ def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Ve
 
 
 def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:
-    """The ledger of a manifest, which must balance; None where it cannot be read, which is a finding."""
+    """Return the ledger of a manifest, which must balance; None where it cannot be read, which is a finding."""
     try:
         ledger = Ledger.from_json(manifest["ledger"])
     except (FormatError, ValueError) as error:

@@ -74,7 +74,7 @@ def missing_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_there(path: str) -> bool:
-    """Whether an input can be read again; standard input cannot, nor can a store that is out of reach."""
+    """Return whether an input can be read again; standard input cannot, nor can a store that is out of reach."""
     try:
         return path != STDIN and place(path).is_file()
     except ChatmillError:
@@ -120,7 +120,7 @@ def stated_chunks(
 
 
 def _as_recorded(recipe: Recipe, paths: Sequence[str]) -> Recipe:
-    """The recipe with the files of the build alone; files that a glob matches only now are left out."""
+    """Return the recipe with the files of the build alone; files that a glob matches only now are left out."""
     if len(recipe.sources) == 1:
         return replace(recipe, sources=[replace(recipe.sources[0], path=list(paths))])
     found = [[str(path) for path in resolve_paths(source.patterns)] for source in recipe.sources]
@@ -151,7 +151,7 @@ def _lines(file: InputFile) -> int:
 
 
 def _as_stated(folder: Path, chunks: Sequence[tuple[ChunkPiece, ...]]) -> list[StatedChunk]:
-    """The chunks, each of which must be what chunks.jsonl says of it."""
+    """Return the chunks, each of which must be what chunks.jsonl says of it."""
     found: list[StatedChunk] = []
     rejected = 0
     try:
@@ -172,7 +172,7 @@ def _as_stated(folder: Path, chunks: Sequence[tuple[ChunkPiece, ...]]) -> list[S
 
 
 def picked(pieces: Sequence[ChunkPiece]) -> tuple[set[str], set[str]]:
-    """The groups of records of which one is used, and the places of the records that are not.
+    """Return the groups of records of which one is used, and the places of the records that are not.
 
     Used is the best of its group, the first of several that are as good.
     """
@@ -194,12 +194,12 @@ def picked(pieces: Sequence[ChunkPiece]) -> tuple[set[str], set[str]]:
 
 
 def _is_wanted(piece: ChunkPiece, raw: Raw) -> bool:
-    """Whether the source asks for a record by its fields."""
+    """Return whether the source asks for a record by its fields."""
     return piece.rules.where is None or parse_where(piece.rules.where).accepts(raw.value)
 
 
 def _raws(piece: ChunkPiece) -> Iterator[Raw]:
-    """The records of a piece as they were read."""
+    """Yield the records of a piece as they were read."""
     chunk = piece.range
     for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
@@ -212,7 +212,7 @@ def _raws(piece: ChunkPiece) -> Iterator[Raw]:
 def read_piece(
     piece: ChunkPiece, group: str | None = None, losers: Collection[str] = frozenset()
 ) -> Iterator[ReadRecord]:
-    """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
+    """Yield the records of a piece, one at a time; `group` is the field that says which of them share a tree."""
     chunk, rules = piece.range, piece.rules
     shape, name = find_shape(chunk.shape), chunk.source
     for raw in _raws(piece):

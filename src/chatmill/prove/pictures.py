@@ -21,7 +21,7 @@ SAMPLE = 16
 
 
 def shown_in(template: ModelTemplate, conversation: Conversation) -> list[Shown]:
-    """The pictures of a conversation, in order; a `RecordError` for one that cannot be used."""
+    """Return the pictures of a conversation, in order; a `RecordError` for one that cannot be used."""
     pictures = [
         (part, f"messages[{k}].content[{j}]")
         for k, message in enumerate(conversation.messages)
@@ -71,7 +71,7 @@ class ProcessorSample:
         """Why no picture could be processed."""
 
     def wrong(self, conversation: Conversation, shown: Sequence[Shown]) -> Iterator[str]:
-        """What the processor makes of pictures, where it is not what was compiled."""
+        """Yield what the processor makes of pictures, where it is not what was compiled."""
         rule, sources = (
             self._pictures.rule,
             [picture for message in conversation.messages for picture in message.pictures],
@@ -92,7 +92,7 @@ class ProcessorSample:
 
 
 def processed(text: PlainText, placeholder: str, written: str, names: Sequence[SpelledToken]) -> PlainText:
-    """A rendering with what the processor writes in the place of a placeholder; `names` are the tokens in it."""
+    """Return a rendering with what the processor writes in the place of a placeholder; `names` are the tokens in it."""
     parts, tokens, at, size = [], [], 0, 0
     for token in text.tokens:
         gap = text.text[at : token.start]

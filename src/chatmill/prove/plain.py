@@ -43,7 +43,7 @@ class PlainText(NamedTuple):
     """A text of the record spells a special token whose origin cannot be told here."""
 
     def cut(self, stop: int, more: str = "") -> PlainText:
-        """The beginning of a rendering, with a token of the template after it."""
+        """Return the beginning of a rendering, with a token of the template after it."""
         kept = tuple(token for token in self.tokens if token.stop <= stop)
         added = (SpelledToken(stop, stop + len(more), more),) if more else ()
         return PlainText(self.text[:stop] + more, (*kept, *added), self.unknown)
@@ -62,7 +62,7 @@ class PlainTemplate:
         """Finds special tokens and stops."""
 
     def run(self, values: Mapping[str, Any], *, prompt: bool) -> str:
-        """What it writes."""
+        """Return what it writes."""
         variables = {**self.tokens, **values, "documents": None, "add_generation_prompt": prompt}
         return self._sandbox.render(self._template, variables)
 
@@ -82,14 +82,14 @@ class PlainRecord:
         ]
 
     def rendering(self, count: int, *, prompt: bool) -> PlainText | str:
-        """The first messages; the words of the template where it refuses them."""
+        """Return the first messages; the words of the template where it refuses them."""
         rendering = self._known.get((count, prompt))
         if rendering is None:
             rendering = self._known[count, prompt] = self._rendered(self._conversation, count, prompt)
         return rendering
 
     def followed(self, count: int, message: Message) -> PlainText | str:
-        """The first messages and another one after them."""
+        """Return the first messages and another one after them."""
         messages = (*self._conversation.messages[:count], message)
         return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
 
@@ -118,7 +118,7 @@ class PlainRecord:
         return places
 
     def _values(self, conversation: Conversation, count: int) -> dict[str, Any]:
-        """What the record itself gives to the template."""
+        """Return what the record itself gives to the template."""
         messages, tools = RecordView(conversation, self._template.form).values(count, None)
         options = {name: value for name, value in self._options.items() if name in conversation.options}
         return {"messages": messages, "tools": tools, **options}
@@ -159,7 +159,7 @@ class PlainRecord:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value, keys included."""
+    """Yield all texts in a value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -172,7 +172,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:
-    """A value with another spelling of a name in all of its texts."""
+    """Return a value with another spelling of a name in all of its texts."""
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, Mapping):
@@ -183,7 +183,7 @@ def _replaced(value: Any, old: str, new: str) -> Any:
 
 
 def _replaced_in(key: Any, value: Any, old: str, new: str) -> Any:
-    """A field with another spelling of a name; the mark that opens a content type of Harmony is no text."""
+    """Return a field with another spelling of a name; the mark that opens a content type of Harmony is no text."""
     if key == "content_type" and isinstance(value, str) and value.startswith(CONSTRAIN):
         return CONSTRAIN + _replaced(value.removeprefix(CONSTRAIN), old, new)
     return _replaced(value, old, new)

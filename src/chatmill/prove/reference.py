@@ -66,7 +66,7 @@ def reference_tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def hash_share(key: str) -> Fraction:
-    """Where the hash of a key lies between 0 and 1."""
+    """Return where the hash of a key lies between 0 and 1."""
     return Fraction(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"), 2**64)
 
 
@@ -96,7 +96,7 @@ class DerivedRow(PlainRow):
     documents: list[DerivedDocument] = field(default_factory=list)
 
     def trains(self, start: int, end: int) -> bool:
-        """Whether a span of tokens holds one that is trained."""
+        """Return whether a span of tokens holds one that is trained."""
         return any(weight > 0 for weight in self.weights[start:end])
 
 
@@ -137,7 +137,7 @@ class Reference:
         self._known: dict[str, list[int]] = {}
 
     def derive(self, conversation: Conversation, history: History | None = None) -> DerivedRecord:
-        """The tokens and documents of a record; a `RecordError` where the template refuses it."""
+        """Return the tokens and documents of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
         record, messages = DerivedRecord(), conversation.messages
         record.notes[REASONING] += sum(len(message.reasoning or "") for message in messages)
@@ -207,7 +207,7 @@ class Reference:
         return Claim(conversation, dict(written.options), rows, derived, shown)
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:
-        """One document as the template writes it."""
+        """Return one document as the template writes it."""
         out = plain_row(items, self.tokenizer, self._known)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
             if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
@@ -217,7 +217,7 @@ class Reference:
     def _derived(
         self, conversation: Conversation, plain: PlainRow, shown: Sequence[Shown] = (), *, is_last: bool
     ) -> DerivedRow:
-        """A rendering with its pictures and weights, and its documents."""
+        """Return a rendering with its pictures and weights, and its documents."""
         row, images = expanded(self.template, plain, shown)
         weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
         derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
@@ -232,7 +232,7 @@ class Reference:
 
 
 def trained_in(document: TextDocument) -> dict[int, int]:
-    """The messages that a document is said to train, and the characters where their answers begin."""
+    """Return the messages that a document is said to train, and the characters where their answers begin."""
     starts = [0, *accumulate(len(span.text) for span in document.spans)]
     begins: dict[int, int] = {}
     for span, start in zip(document.spans, starts, strict=False):
@@ -242,7 +242,7 @@ def trained_in(document: TextDocument) -> dict[int, int]:
 
 
 def _single_runs(row: PlainRow) -> Tokens:
-    """The conversation as a batch of one, in which every token is a run."""
+    """Return the conversation as a batch of one, in which every token is a run."""
     count, messages = len(row.ids), max(row.messages, default=-1) + 1
     return Tokens(
         ids=np.array(row.ids, dtype=np.int32),

@@ -50,7 +50,7 @@ class Finding:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that say something."""
+        """Return the fields that say something."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value not in (None, "")}
 
@@ -99,7 +99,7 @@ class VerifyReport:
         self.counts.update(part.counts)
 
     def ended(self) -> VerifyReport:
-        """The report of a check that is done."""
+        """Return the report of a check that is done."""
         self.counts = Counter({name: count for name, count in sorted(self.counts.items()) if count})
         self.seconds = time.monotonic() - self.started
         return self

@@ -43,12 +43,12 @@ class PlainRow:
         self.logprobs += [NO_LOGPROB if logprob is None else logprob for logprob in logprobs or [None] * len(ids)]
 
     def part(self, start: int, stop: int | None) -> PlainRow:
-        """Some tokens of the row, without weights."""
+        """Return some tokens of the row, without weights."""
         at = slice(start, stop)
         return PlainRow(self.ids[at], self.kinds[at], self.messages[at], self.logprobs[at])
 
     def answer_of(self, message: int) -> Answer | None:
-        """Where the answer of a message is; None if the row has none."""
+        """Return where the answer of a message is; None if the row has none."""
         tokens = [n for n, owner in enumerate(self.messages) if owner == message and is_answer(self.kinds[n])]
         if not tokens:
             return None
@@ -60,12 +60,12 @@ class PlainRow:
 
 @cache
 def is_answer(code: int) -> bool:
-    """Whether a token is of what an assistant says, and not of what a template writes around it."""
+    """Return whether a token is of what an assistant says, and not of what a template writes around it."""
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in ANSWER
 
 
 def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, ids_of: dict[str, list[int]]) -> PlainRow:
-    """The tokens of a document; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
+    """Return the tokens of a document; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
     row = PlainRow()
     piece: list[TextPart] = []
     for item in (*items, Ids((), 0, -1)):
@@ -91,7 +91,7 @@ def _encode(row: PlainRow, piece: Sequence[TextPart], tokenizer: Tokenizer, ids_
 
 
 def _tokens_before(prefix: str, text: str, ids: list[int], tokenizer: Tokenizer) -> int:
-    """How many tokens of a text begin inside its prefix."""
+    """Return how many tokens of a text begin inside its prefix."""
     if not tokenizer.bytes_add_up:
         assert tokenizer.reference is not None
         return int(tokenizer.reference.tokens_before([text], [len(prefix)])[0])
@@ -104,7 +104,7 @@ def _tokens_before(prefix: str, text: str, ids: list[int], tokenizer: Tokenizer)
 
 
 def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, is_last: bool = True) -> list[float]:
-    """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
+    """Return the weight of every token: the policy's table, its scope, and the weight of the token's own message.
 
     What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
     no answer at all, in the last document.

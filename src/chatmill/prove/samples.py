@@ -28,11 +28,11 @@ class PlainSamples:
         self._special = {control[name] for name in chat.tokenizer.special_tokens}
 
     def is_calls(self, conversation: Conversation) -> bool:
-        """Whether a record is taken as the calls that it holds."""
+        """Return whether a record is taken as the calls that it holds."""
         return not self._given.only_drift and any(m.prompt_token_ids is not None for m in conversation.messages)
 
     def call_rows(self, conversation: Conversation) -> tuple[list[PlainRow], Counter[str]]:
-        """The rows of a record of calls."""
+        """Return the rows of a record of calls."""
         rows: list[PlainRow] = []
         answers = [k for k, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
         calls = [k for k in answers if conversation.messages[k].token_ids or conversation.messages[k].weight != 0]
@@ -108,7 +108,7 @@ class PlainSamples:
         return notes
 
     def _says(self, row: PlainRow, place: Answer, message: Message) -> bool:
-        """Whether sampled tokens are the text of an answer, with or without its stop."""
+        """Return whether sampled tokens are the text of an answer, with or without its stop."""
         first, tail, stop = place
         if not _is_whole(row, place):
             return False
@@ -118,7 +118,7 @@ class PlainSamples:
         return self._spelled(ids) in [self._spelled(spelling) for spelling in written]
 
     def _with_answer(self, row: PlainRow, message: Message, k: int, *, same: bool) -> PlainRow:
-        """A row with one answer as it was sampled, or as its text is where it was cut off."""
+        """Return a row with one answer as it was sampled, or as its text is where it was cut off."""
         place = row.answer_of(k)
         assert place is not None
         first, tail, stop = place
@@ -148,7 +148,7 @@ class PlainSamples:
         return answered
 
     def _spelled(self, ids: Sequence[int]) -> list[bytes | int]:
-        """What ids say: texts, and control tokens as numbers."""
+        """Return what ids say: texts, and control tokens as numbers."""
         spelled: list[bytes | int] = []
         for number in ids:
             if number in self._special:
@@ -162,7 +162,7 @@ class PlainSamples:
         return spelled
 
     def _kinds_by_bytes(self, ids: Sequence[int], written: PlainRow) -> list[int]:
-        """The kind of the byte that each token begins with."""
+        """Return the kind of the byte that each token begins with."""
         size_of = {number: len(self._tokenizer.token_bytes(number)) for number in {*ids, *written.ids}}
         per_byte = [
             code for number, code in zip(written.ids, written.kinds, strict=True) for _ in range(size_of[number])
@@ -175,7 +175,7 @@ class PlainSamples:
 
 
 def _is_whole(row: PlainRow, place: Answer) -> bool:
-    """Whether nothing of another message is inside of an answer."""
+    """Return whether nothing of another message is inside of an answer."""
     return set(row.messages[place[0] : place[2]]) == {row.messages[place[0]]}
 
 

@@ -53,7 +53,7 @@ class PlainTrees:
         self._messages += messages
 
     def _leaves(self) -> Iterator[list[_Token]]:
-        """The longest rows, in the order in which the tree is walked."""
+        """Yield the longest rows, in the order in which the tree is walked."""
         waiting = [[token] for token in reversed(self._top.below.values())]
         while waiting:
             path = waiting.pop()
@@ -63,7 +63,7 @@ class PlainTrees:
                 yield path
 
     def write(self, capacity: int | None, ledger: Ledger) -> list[DerivedDocument]:
-        """The trees, none longer than `capacity`; the ledger, which has the rows, gets what sharing changes."""
+        """Return the trees, none longer than `capacity`; the ledger, which has the rows, gets what sharing changes."""
         trees: list[list[tuple[_Token, str]]] = []
         branches: list[list[tuple[int, int]]] = []
         before: list[_Token] = []
@@ -93,7 +93,7 @@ class PlainTrees:
 
 
 def _fate(kind: int, weight: float, kept: bool) -> tuple[str, str]:
-    """The role of a token, and what the ledger calls it."""
+    """Return the role of a token, and what the ledger calls it."""
     return role_name(role_of(kind)), ("trained" if weight > 0 else "context") if kept else "injected"
 
 

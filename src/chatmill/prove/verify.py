@@ -75,7 +75,7 @@ def verify(
 
 
 def _home(folder: Path, manifest: Mapping[str, Any]) -> Path:
-    """The folder that the build ran in, if the inputs are only there; else this one."""
+    """Return the folder that the build ran in, if the inputs are only there; else this one."""
     names = [file["path"] for file in manifest["inputs"] if not is_elsewhere(file["path"])]
     home = next((folder / seen["from"] for seen in manifest["scanned"] if "from" in seen), folder).absolute()
     is_home = not all(map(os.path.exists, names)) and all((home / name).exists() for name in names)
@@ -96,7 +96,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport) -> Tokenizer | None:
-    """The tokenizer; None if tokenizer, template or policy is missing, or has changed."""
+    """Return the tokenizer; None if tokenizer, template or policy is missing, or has changed."""
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
         "template": _file_of(recipe.template, bundled_names()),
@@ -125,7 +125,7 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport
 
 
 def _file_of(name: str, files: Sequence[str]) -> Path | None:
-    """The file that a name of the recipe stands for; None for the names that need none."""
+    """Return the file that a name of the recipe stands for; None for the names that need none."""
     if name in files:
         return None
     path = Path(name)
@@ -133,7 +133,7 @@ def _file_of(name: str, files: Sequence[str]) -> Path | None:
 
 
 def _open_splits(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> dict[str, EpisodeDataset]:
-    """The splits that can be read; the others are findings."""
+    """Return the splits that can be read; the others are findings."""
     splits: dict[str, EpisodeDataset] = {}
     for name, recorded in manifest["splits"].items():
         try:
@@ -178,7 +178,7 @@ def _check_rows(manifest: Mapping[str, Any], name: str, split: EpisodeDataset, b
 
 
 def _check_ledger(manifest: Mapping[str, Any], splits: int, book: VerifyReport) -> None:
-    """The ledger balances, and says what the columns say."""
+    """Check that the ledger balances, and says what the columns say."""
     ledger = stated_ledger(manifest, book)
     if ledger is None:
         return
@@ -197,7 +197,7 @@ def _check_ledger(manifest: Mapping[str, Any], splits: int, book: VerifyReport) 
 
 
 def _check_teacher(folder: Path, name: str, split: EpisodeDataset, vocab_size: int, book: VerifyReport) -> None:
-    """What a teacher says belongs to the stored ids and targets."""
+    """Check that what a teacher says belongs to the stored ids and targets."""
     try:
         for path, problem in split.teacher.problems(vocab_size):
             book.wrong(path.relative_to(folder).as_posix(), problem)
@@ -217,7 +217,7 @@ def _check_records(
     folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset],
     tokenizer: Tokenizer | None, sample: int | None, workers: int | None, book: VerifyReport,
 ) -> None:  # fmt: skip
-    """The deep part, where what it needs is there."""
+    """Run the deep part, if what it needs is there."""
     not_derived = "the records were not derived again"
     if tokenizer is None:
         book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"

@@ -17,7 +17,7 @@ Place = tuple[str, ...]
 
 
 def has_arrow_nulls(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nulls in calls, or in definitions of tools, can be nothing but fields that other objects have.
+    """Return whether nulls in calls, or in definitions of tools, can be nothing but fields that other objects have.
 
     Objects in the same place all have the same keys, in the same order, as Arrow has it; and calls of different
     functions, or the schemas of parameters, which are never null, have nulls.
@@ -37,7 +37,7 @@ def has_arrow_nulls(records: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _objects(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """All objects in a value, with the keys that lead to them, up to a depth that no schema has."""
+    """Yield all objects in a value, with the keys that lead to them, up to a depth that no schema has."""
     if isinstance(value, Mapping):
         yield place, value
         for key, item in value.items() if len(place) < DEEPEST else ():

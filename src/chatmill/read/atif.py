@@ -19,7 +19,7 @@ TOKENS = {"prompt_token_ids": "prompt_token_ids", "completion_token_ids": "token
 
 
 def is_trajectory(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like a trajectory."""
+    """Return whether a record looks like a trajectory."""
     return isinstance(record.get("steps"), list) and str(record.get("schema_version", "")).startswith("ATIF-")
 
 
@@ -47,7 +47,7 @@ def with_subagents(raw: Raw) -> Iterator[Raw]:
 
 
 def _bad_subagents(embedded: Any) -> bool:
-    """Whether these are no objects that each have an id of its own."""
+    """Return whether these are no objects that each have an id of its own."""
     if not isinstance(embedded, list) or not all(isinstance(one, Mapping) for one in embedded):
         return True
     ids = [one.get("trajectory_id") for one in embedded]
@@ -55,7 +55,7 @@ def _bad_subagents(embedded: Any) -> bool:
 
 
 def _references(steps: Any) -> Iterator[tuple[str, int]]:
-    """The ids that results refer to, with the number of the step; the last steps first."""
+    """Yield the ids that results refer to, with the number of the step; the last steps first."""
     for number, step in reversed(list(enumerate(steps if isinstance(steps, list) else (), 1))):
         for result in _listed(step, "observation", "results"):
             referred = (one.get("trajectory_id") for one in _listed(result, "subagent_trajectory_ref"))
@@ -70,7 +70,7 @@ def _listed(value: Any, *keys: str) -> list[Mapping[str, Any]]:
 
 
 def trajectory_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of a trajectory."""
+    """Return the messages of a trajectory."""
     version, steps = record.get("schema_version"), record.get("steps")
     if not isinstance(version, str) or not version.startswith(VERSION):
         raise RecordError(
@@ -92,7 +92,7 @@ def trajectory_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _messages(step: Any, path: str) -> Iterator[dict[str, Any]]:
-    """One step in OpenAI's form: what was said, and what came back."""
+    """Yield one step in OpenAI's form: what was said, and what came back."""
     if not isinstance(step, Mapping):
         raise mistyped("a step must be an object", step, code="message_type", path=path)
     role = ROLES.get(str(step.get("source")))
@@ -138,7 +138,7 @@ def _sampled(step: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[dict[str, Any]]:
-    """What came back: results of calls, or, where nothing was called, what the environment says to the agent."""
+    """Yield what came back: results of calls, or, where nothing was called, what the environment says to the agent."""
     results = _object(step, "observation", path).get("results") or []
     if not isinstance(results, list):
         raise mistyped("expected a list of results", results, code="bad_step", path=f"{path}.observation.results")

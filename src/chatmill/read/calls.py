@@ -19,18 +19,18 @@ PROMPT, TOKENS = "prompt_token_ids", "token_ids"
 
 
 def is_call(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like one of calls."""
+    """Return whether a record looks like one of calls."""
     first = next((record[key][0] for key in CALL_LISTS if isinstance(record.get(key), list) and record[key]), record)
     return isinstance(first, Mapping) and TOKENS in first and (PROMPT in first or PROMPT in record)
 
 
 def call_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """One message for each call; it has no text, and all that is trained is in its tokens."""
+    """Return one message for each call; it has no text, and all that is trained is in its tokens."""
     return tuple(_message(call, path) for call, path in _calls(record))
 
 
 def _calls(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The calls of a record and where they are; a prompt next to a list is that of all of them."""
+    """Yield the calls of a record and where they are; a prompt next to a list is that of all of them."""
     key = next((key for key in CALL_LISTS if record.get(key) is not None), None)
     if key is None:
         yield record, ""

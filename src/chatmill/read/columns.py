@@ -106,7 +106,7 @@ def line_groups(data: bytes, sizes: Iterator[int], first: int = 1, max_lines: in
 
 
 def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Shape) -> Read:
-    """The conversations of some lines; `before` is what places have before their numbers.
+    """Return the conversations of some lines; `before` is what places have before their numbers.
 
     Blank lines are passed over; `source` names the records that do not name theirs.
     """
@@ -165,7 +165,7 @@ def completed(
     shape: Shape,
     source: str,
 ) -> Read:
-    """A batch of columns in which the records that are not sure are read one by one, from what `raws` gives.
+    """Return a batch of columns in which the records that are not sure are read one by one, from what `raws` gives.
 
     `unused` are the fields that mean nothing, with how many of them each record has something in.
     """
@@ -177,7 +177,7 @@ def completed(
 
 
 def _two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
-    """Which records begin with two system messages: one of them may be the field `system`."""
+    """Return which records begin with two system messages: one of them may be the field `system`."""
     two = np.zeros(len(offsets) - 1, dtype=np.bool_)
     long = np.flatnonzero(np.diff(offsets) > 1)
     first = offsets[long]
@@ -205,7 +205,7 @@ def _read_declined(
 
 
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
-    """The same for all records of a batch."""
+    """Return the same for all records of a batch."""
     slow, errors = _read_declined(enumerate(raws), shape, source)
     found = [one for _, one in slow]
     conversations = [side for one in found for side in one.sides]
@@ -213,7 +213,7 @@ def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
 
 
 def merged(batch: Conversations, read: NDArray[np.bool_], slow: Sequence[tuple[int, Conversation]]) -> Conversations:
-    """The conversations of the records that were read, and in their places those that were read one by one."""
+    """Return the conversations of the records that were read, and in their places those that were read one by one."""
     records = np.cumsum(np.diff(batch.records, prepend=-1) > 0) - 1
     if not slow:
         return batch if read.all() else batch.take(np.flatnonzero(read[records]))
@@ -225,7 +225,7 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: Sequence[tuple[i
 
 
 def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
-    """Which records have tools that are no list of objects; and the definitions of the others as lines."""
+    """Return which records have tools that are no list of objects; and the definitions of the others as lines."""
     refused = np.zeros(len(scanned.read), dtype=np.bool_)
     places = np.flatnonzero(scanned.tools.present & ~scanned.listed.present)  # which Python must decode
     if not len(places):
@@ -239,7 +239,7 @@ _listed_tools = lru_cache(maxsize=256)(tools_text)  # records of one source most
 
 
 def _sources(given: OptionalTexts, source: str) -> Sources:
-    """The source of every record; each name is decoded once."""
+    """Return the source of every record; each name is decoded once."""
     texts = given.texts
     which, firsts = distinct(texts.data, texts.starts, texts.lengths)
     return Sources.of([texts[first] or source for first in firsts.tolist()], which)
@@ -247,7 +247,7 @@ def _sources(given: OptionalTexts, source: str) -> Sources:
 
 @cache
 def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
-    """What the fields of records with a list of messages mean to those who read them into columns."""
+    """Return what the fields of records with a list of messages mean to those who read them into columns."""
     record = dict.fromkeys(shape.lists, RecordField.LIST) | {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
     record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
     if shape.typed_parts:  # whose tools may be written otherwise
@@ -280,7 +280,7 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
 
 @cache
 def nested_names() -> ShapeNames:
-    """What the scanner has to know of an object with `messages` that is a text of its own."""
+    """Return what the scanner has to know of an object with `messages` that is a text of its own."""
     return _names({"messages": RecordField.LIST}, find_shape("openai"))
 
 

@@ -66,7 +66,7 @@ class ConversationFile:
                 self._on_error(read)
 
     def _found(self, raw: Raw) -> Iterator[Conversation | RecordError]:
-        """What is in a record; no shape is looked for if it cannot be decoded."""
+        """Return what is in a record; no shape is looked for if it cannot be decoded."""
         if raw.error is not None:
             return iter((raw.error,))
         return (conversation_or_error(record, self.shape, self.source) for record in self.shape.embedded(raw))
@@ -79,7 +79,7 @@ def read_conversations(
     source: str | None = None,
     on_error: Callable[[RecordError], None] | None = None,
 ) -> Iterator[Conversation]:
-    """The conversations of one or more files, in order; see `ConversationFile`."""
+    """Yield the conversations of one or more files, in order; see `ConversationFile`."""
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not listed:
         raise DataError("no input files")
@@ -88,5 +88,5 @@ def read_conversations(
 
 
 def _preferred(shape: Shape, preferences: str | None) -> Shape:
-    """The shape that records are read in."""
+    """Return the shape that records are read in."""
     return find_shape(preferred(shape.key, preferences))

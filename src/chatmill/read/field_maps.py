@@ -39,7 +39,7 @@ def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
 
 
 def map_text(fields: FieldMap) -> str:
-    """A field map as one line of JSON, which `mapped_shape` takes; a `ConfigError` if it cannot be one."""
+    """Return a field map as one line of JSON, which `mapped_shape` takes; a `ConfigError` if it cannot be one."""
     if not isinstance(fields, Mapping) or not fields:
         raise ConfigError("a map has a field for each name, such as {user: question, assistant: answer}")
     for name, field in fields.items():
@@ -56,7 +56,7 @@ def map_text(fields: FieldMap) -> str:
 
 
 def map_of(text: str) -> dict[str, str | list[str]]:
-    """The field map of a text that `map_text` wrote."""
+    """Return the field map of a text that `map_text` wrote."""
     try:
         fields = json.loads(text)
     except ValueError as error:
@@ -66,7 +66,7 @@ def map_of(text: str) -> dict[str, str | list[str]]:
 
 @lru_cache(maxsize=64)
 def mapped_shape(text: str) -> Shape:
-    """The shape of a field map, given as `map_text` writes it; equal maps give one shape."""
+    """Return the shape of a field map, given as `map_text` writes it; equal maps give one shape."""
     fields = map_of(text)
     keys_of = {name: [field] if isinstance(field, str) else field for name, field in fields.items()}
     labels: dict[str, Any] = {name: keys_of[name][0] for name in LABELS if name in keys_of}
@@ -124,7 +124,7 @@ def _turns(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:
 
 
 def _in_turn(keys_of: Mapping[str, list[str]]) -> list[tuple[str, str]]:
-    """The fields in the order of their messages, questions and answers by turns."""
+    """Return the fields in the order of their messages, questions and answers by turns."""
     questions, answers = keys_of.get("user", []), keys_of["assistant"]
     if len(answers) > 1 and len(questions) != len(answers):
         raise ConfigError(
@@ -140,13 +140,13 @@ def _in_turn(keys_of: Mapping[str, list[str]]) -> list[tuple[str, str]]:
 
 
 def map_words(fields: FieldMap) -> str:
-    """A field map as it is written after `--shape`."""
+    """Return a field map as it is written after `--shape`."""
     pairs = [(name, [field] if isinstance(field, str) else field) for name, field in fields.items()]
     return " ".join(shlex.quote(f"{name}={field}") for name, listed in pairs for field in listed)
 
 
 def suggestion(records: Sequence[object]) -> str:
-    """What the first record has, and a map that may read it."""
+    """Return what the first record has, and a map that may read it."""
     record = next((record for record in records if isinstance(record, Mapping)), None)
     if record is None:
         lists = bool(records) and all(map(_is_listed, records))
@@ -165,7 +165,7 @@ def suggestion(records: Sequence[object]) -> str:
 
 
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
-    """The map that the names of a record's fields suggest; None where nothing does."""
+    """Return the map that the names of a record's fields suggest; None where nothing does."""
     for key, value in record.items():
         if _is_listed(value):
             messages = _guessed_messages(value)
@@ -184,7 +184,7 @@ def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _is_listed(value: object) -> bool:
-    """Whether a value is a list of objects."""
+    """Return whether a value is a list of objects."""
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
@@ -202,6 +202,6 @@ def _guessed_messages(items: Sequence[Mapping[str, Any]]) -> dict[str, str] | No
 
 
 def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The keys that are one of these words, or hold one; earlier words and whole ones first."""
+    """Return the keys that are one of these words, or hold one; earlier words and whole ones first."""
     whole = [key for word in words for key in keys if key.lower() == word]
     return list(dict.fromkeys([*whole, *(key for word in words for key in keys if word in key.lower())]))

@@ -44,7 +44,7 @@ class FileFormat(StrEnum):
 
     @classmethod
     def of(cls, path: Place) -> FileFormat:
-        """The format by the file's ending; an unknown ending is an error that lists the known ones."""
+        """Return the format by the file's ending; an unknown ending is an error that lists the known ones."""
         name = path.name.lower().replace(".ndjson", ".jsonl")
         for ending, format in _FORMATS.items():
             if name.endswith(ending):
@@ -66,7 +66,7 @@ SUFFIXES = tuple(_FORMATS)
 
 
 def file_format(path: Place) -> FileFormat:
-    """The format by the ending, and for JSON by what the file begins with.
+    """Return the format by the ending, and for JSON by what the file begins with.
 
     A file of lines may be laid out over several ones (pretty-printed), a file that should be a list may have a record a
     line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors.
@@ -83,13 +83,13 @@ def file_format(path: Place) -> FileFormat:
 
 
 def head_of(where: Place) -> bytes:
-    """The first bytes of a file, unpacked."""
+    """Return the first bytes of a file, unpacked."""
     with open_bytes(where) as file:
         return file.read(HEAD)
 
 
 def check_text(head: bytes, where: Place) -> None:
-    """A `FormatError` where a file that should be UTF-8 text begins like something else."""
+    """Raise a `FormatError` if a file that should be UTF-8 text begins like something else."""
     for start, name in _ENCODINGS:
         if head.startswith(start):
             raise _encoded(where, name, f"begins with the bytes {head[: len(start)].hex(' ').upper()}")
@@ -110,7 +110,7 @@ def _encoded(where: Place, name: str, fact: str) -> FormatError:
 
 
 def is_laid_out(head: bytes) -> bool:
-    """Whether what should be a record a line is a JSON list, or objects that go over several lines."""
+    """Return whether what should be a record a line is a JSON list, or objects that go over several lines."""
     text = head.removeprefix(BOM).lstrip()
     line, _, rest = text.partition(b"\n")
     if line.strip() in _NEXT:
@@ -119,7 +119,7 @@ def is_laid_out(head: bytes) -> bool:
 
 
 def is_lines(head: bytes) -> bool:
-    """Whether what should be a JSON list is a record a line."""
+    """Return whether what should be a JSON list is a record a line."""
     text = head.removeprefix(BOM).lstrip()
     if not text.startswith(b"{"):
         return False

@@ -43,7 +43,7 @@ class Raw(NamedTuple):
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
-    """The records of one file in order, or of all files of a folder; blank lines are passed over."""
+    """Return the records of one file in order, or of all files of a folder; blank lines are passed over."""
     where = place(path)
     if isinstance(where, Path) and where.is_dir():
         return itertools.chain.from_iterable(map(read_records, folder_files(path)))
@@ -63,7 +63,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
 
 
 def decode_line(line: bytes, where: str) -> Raw:
-    """One line of JSONL as a record, or the error that decoding it gave."""
+    """Return one line of JSONL as a record, or the error that decoding it gave."""
     try:
         return Raw(where, decoded(line))
     except RecordError as error:
@@ -87,7 +87,7 @@ def decoded(line: bytes) -> Any:
 
 
 def is_too_deep(data: bytes) -> bool:
-    """Whether JSON has more levels than the limit."""
+    """Return whether JSON has more levels than the limit."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
     outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
@@ -104,7 +104,7 @@ def json_inside(text: Any) -> Any:
 
 
 def _decoded_slowly(data: bytes, error: Exception) -> Any:
-    """The standard library decodes lone surrogates, so that the check of the texts can name them."""
+    """Decode lone surrogates, as the standard library does, so that the check of the texts can name them."""
     try:
         return json.loads(data.rstrip().decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as broken:
@@ -122,7 +122,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _is_repeated(line: bytes, name: str) -> bool:
-    """Whether the outermost object has a key more than once."""
+    """Return whether the outermost object has a key more than once."""
     keys: list[str] = []
 
     def hook(pairs: list[tuple[str, Any]]) -> None:
@@ -140,7 +140,7 @@ def _json_list(path: Place) -> Iterator[Raw]:
 
 
 def list_entries(data: bytes, path: str | Place) -> list[bytes]:
-    """The entries of a JSON list, each as JSON, decoded by itself, so that a bad one is one bad record."""
+    """Return the entries of a JSON list, each as JSON, decoded by itself, so that a bad one is one bad record."""
     data = data.removeprefix(BOM)
     if data.lstrip()[:1] == b"{":
         return list(_objects(data, path))
@@ -234,7 +234,7 @@ def parquet_file(path: Place) -> Iterator[Any]:
 
 
 def batch_records(batches: Iterable[Any], path: str | Place, numbers: Iterable[int]) -> Iterator[Raw]:
-    """The records of Arrow batches, whose rows have these numbers in their file.
+    """Yield the records of Arrow batches, whose rows have these numbers in their file.
 
     Fields that are null are taken as absent, since Arrow gives every struct all fields.
     """
@@ -259,7 +259,7 @@ def _rows(batch: Any) -> list[Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of Arrow without the fields that are null."""
+    """Return a value of Arrow without the fields that are null."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -15,7 +15,7 @@ STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json
 
 
 def folder_files(path: str | os.PathLike[str]) -> list[str]:
-    """The files of records in a folder, in order.
+    """Return the files of records in a folder, in order.
 
     Of a folder that `save_to_disk` made, the files of its rows. Of another one, all files in it (not in folders below)
     whose endings are known.
@@ -39,7 +39,7 @@ def folder_files(path: str | os.PathLike[str]) -> list[str]:
 
 
 def not_read(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """What `folder_files` passes over in a folder of files: files with other endings, and folders."""
+    """Return what `folder_files` passes over in a folder of files: files with other endings, and folders."""
     folder = Path(path)
     if any((folder / name).is_file() for name in (SPLITS_FILE, STATE)):
         return [], []
@@ -50,12 +50,12 @@ def not_read(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 
 
 def is_readable(name: str) -> bool:
-    """Whether a file of this name may hold records; what `datasets` writes next to them does not."""
+    """Return whether a file of this name may hold records; what `datasets` writes next to them does not."""
     return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS_FILE)
 
 
 def holds_records(folder: Path) -> bool:
-    """Whether a folder is one of records, and not a built dataset."""
+    """Return whether a folder is one of records, and not a built dataset."""
     if (folder / MANIFEST).is_file():
         return False
     return any((folder / name).is_file() for name in (STATE, SPLITS_FILE)) or any(map(is_readable, os.listdir(folder)))
@@ -70,7 +70,7 @@ def _one_split(folder: Path) -> list[str]:
 
 
 def saved_splits(folder: Path) -> list[str]:
-    """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
+    """Return the splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
     splits = read_object(folder / SPLITS_FILE).get("splits")
     if not isinstance(splits, list) or not all(isinstance(s, str) and Path(s).name == s != ".." for s in splits):
         raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
@@ -78,7 +78,7 @@ def saved_splits(folder: Path) -> list[str]:
 
 
 def saved_files(folder: Path) -> list[str]:
-    """The files of the rows in a folder that `Dataset.save_to_disk` made."""
+    """Return the files of the rows in a folder that `Dataset.save_to_disk` made."""
     state = read_object(folder / STATE)
     if any(state.get(key) for key in ("_indices_files", "_indices_data_files")):
         raise ConfigError(

@@ -13,7 +13,7 @@ from chatmill.read.shapes import find_shape
 
 
 def group_of(record: Any, field: str, chunk: Chunk) -> str | None:
-    """What the records of one tree agree in: their source, and the text or whole number in a field.
+    """Return what the records of one tree agree in: their source, and the text or whole number in a field.
 
     None where the field holds neither.
     """
@@ -25,7 +25,7 @@ def group_of(record: Any, field: str, chunk: Chunk) -> str | None:
 
 
 def record_groups(chunk: Chunk, field: str) -> Iterator[str | None]:
-    """The group of every line (blank ones too) or row of a chunk."""
+    """Yield the group of every line (blank ones too) or row of a chunk."""
     if chunk.kind is ChunkKind.ROWS:
         for batch in chunk_rows(chunk):
             names = {field, find_shape(chunk.shape).source} & set(batch.schema.names)
@@ -37,7 +37,7 @@ def record_groups(chunk: Chunk, field: str) -> Iterator[str | None]:
 
 
 def no_group(field: str, where: str, record_id: str) -> RecordError:
-    """The error about a record that is in no group."""
+    """Return the error about a record that is in no group."""
     return RecordError(
         f"has no text and no whole number in the field {field!r}, by which records share trees (tree.group). Fill "
         "the field, or leave such records out (on_error: quarantine)",

@@ -24,7 +24,7 @@ LINE_LIMIT = 256 << 20
 
 
 def is_packed(path: Place) -> bool:
-    """Whether the name of a file says that it is packed."""
+    """Return whether the name of a file says that it is packed."""
     return path.suffix.lower() in PACKINGS[1:]
 
 
@@ -55,7 +55,7 @@ def _damaged(path: Place, error: Exception) -> FormatError:
 
 
 def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
-    """The lines of a stream with their ends, without a byte order mark; `FormatError` for one over the limit.
+    """Yield the lines of a stream with their ends, without a byte order mark; `FormatError` for one over the limit.
 
     Only a line feed ends a line.
     """
@@ -68,7 +68,7 @@ def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
 
 
 def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, unpacked, with their numbers from 1."""
+    """Yield the lines of a file that are not blank, unpacked, with their numbers from 1."""
     with open_bytes(path) as stream:
         for number, line in enumerate(limited_lines(stream, path), 1):
             if line and not line.isspace():
@@ -76,5 +76,5 @@ def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
 
 
 def line_too_long(path: str | Place, number: int, noun: str = "the line") -> FormatError:
-    """The error for a line, or a record over several lines, that has more bytes than the limit."""
+    """Return the error for a line, or a record over several lines, that has more bytes than the limit."""
     return FormatError(f"{path}:{number}: {noun} is longer than {LINE_LIMIT} bytes, the limit for one record. Split it")

@@ -82,7 +82,7 @@ def _said_first(roles: NDArray[np.uint8], firsts: Ints, sizes: Ints) -> NDArray[
 
 
 def _shared(messages: MessageColumns, chosen: Ints, rejected: Ints, sizes: Ints) -> Ints:
-    """How many of so many messages the conversations that begin at two places begin with together."""
+    """Return how many of so many messages the conversations that begin at two places begin with together."""
     mine, others = ranges(chosen, sizes), ranges(rejected, sizes)
     same = messages.roles[mine] == messages.roles[others]
     for flags in (messages.has_content, messages.has_reasoning):
@@ -103,7 +103,7 @@ def _shared(messages: MessageColumns, chosen: Ints, rejected: Ints, sizes: Ints)
 
 
 def _equal(texts: Texts | OptionalTexts, mine: Ints, others: Ints) -> Flags:
-    """Which texts at two lists of places are equal, or both missing."""
+    """Return which texts at two lists of places are equal, or both missing."""
     if isinstance(texts, OptionalTexts) and texts.is_none:
         return np.ones(len(mine), dtype=np.bool_)
     same: Flags = texts.lengths[mine] == texts.lengths[others]
@@ -115,7 +115,7 @@ def _equal(texts: Texts | OptionalTexts, mine: Ints, others: Ints) -> Flags:
 
 
 def _same_calls(messages: MessageColumns, mine: Ints, others: Ints) -> Flags:
-    """Which messages have the same calls."""
+    """Return which messages have the same calls."""
     counts = messages.call_counts
     same: Flags = counts[mine] == counts[others]
     held = np.flatnonzero(same & (counts[mine] > 0))

@@ -21,7 +21,7 @@ _ORDER = {"thinking": 0, "tool_use": 2}
 
 
 def has_typed_parts(messages: object) -> bool:
-    """Whether a list of messages holds a part that Anthropic alone has."""
+    """Return whether a list of messages holds a part that Anthropic alone has."""
     return isinstance(messages, list) and any(
         part.get("type") in OWN_TYPES
         for message in messages
@@ -32,7 +32,7 @@ def has_typed_parts(messages: object) -> bool:
 
 
 def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
-    """What one message becomes, in OpenAI's form; `path` is its place, for errors."""
+    """Return what one message becomes, in OpenAI's form; `path` is its place, for errors."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return [message]  # for the checks that all messages go through
@@ -46,7 +46,7 @@ def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
 
 
 def plain_tool(tool: Any) -> Any:
-    """A tool definition in OpenAI's form."""
+    """Return a tool definition in OpenAI's form."""
     if not isinstance(tool, dict) or "input_schema" not in tool or "function" in tool:
         return tool
     function = {**_rest(tool, "input_schema", "cache_control", "type"), "parameters": tool["input_schema"]}
@@ -54,7 +54,7 @@ def plain_tool(tool: Any) -> Any:
 
 
 def _answer(message: Item, parts: list[Item], path: str) -> dict[str, Any]:
-    """A message with reasoning, texts and calls, in this order; parts in another one would lose theirs."""
+    """Return a message with reasoning, texts and calls, in this order; parts in another one would lose theirs."""
     kinds = [str(part.get("type", "text")) for part in parts]
     steps = [_ORDER.get(kind, 1) for kind in kinds]
     for i, (before, step) in enumerate(pairwise(steps), 1):

@@ -61,19 +61,19 @@ class Elsewhere:
         return Path(self.name).suffix
 
     def open(self, mode: str = "rb") -> IO[bytes]:
-        """The bytes of the file; they are fetched as they are read."""
+        """Return the bytes of the file; they are fetched as they are read."""
         if self.url == STDIN:
             return stdin_copy().open("rb")
         with reaching(self.url):
             return io.BufferedReader(_RemoteStream(filesystem(self.url).open(self.url, mode), self.url), READ_AHEAD)
 
     def info(self) -> dict[str, Any]:
-        """What the store says of the file."""
+        """Return what the store says of the file."""
         with reaching(self.url):
             return dict(filesystem(self.url).info(self.url))
 
     def is_file(self) -> bool:
-        """Whether it is there; an error where the store cannot be reached."""
+        """Return whether it is there; an error where the store cannot be reached."""
         if self.url == STDIN:
             return True
         with reaching(self.url):
@@ -96,7 +96,7 @@ class _RemoteStream(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Whether the store can give out parts of a file."""
+        """Return whether the store can give out parts of a file."""
         return bool(self._file.seekable())
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -104,11 +104,11 @@ class _RemoteStream(io.RawIOBase):
         return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """The place in the file."""
+        """Return the place in the file."""
         return int(self._file.tell())
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
+        """Return the next bytes."""
         with reaching(self._url):
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
@@ -125,7 +125,7 @@ Place = Path | Elsewhere
 
 
 def place(path: str | os.PathLike[str]) -> Place:
-    """A path or URL as something that can be opened."""
+    """Return a path or URL as something that can be opened."""
     if isinstance(path, Path | Elsewhere):
         return path
     text = os.fspath(path)
@@ -135,7 +135,7 @@ def place(path: str | os.PathLike[str]) -> Place:
 
 
 def is_elsewhere(path: str) -> bool:
-    """Whether a name is a URL or standard input."""
+    """Return whether a name is a URL or standard input."""
     return path == STDIN or (URL.match(path) is not None and not path.startswith("file://"))
 
 
@@ -180,7 +180,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The URLs that match a URL with `*`, sorted; a URL without one gives itself."""
+    """Return the URLs that match a URL with `*`, sorted; a URL without one gives itself."""
     if pattern == STDIN or not any(sign in pattern for sign in "*["):
         return [pattern]
     with reaching(pattern):
@@ -189,7 +189,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:
-    """A whole copy of a file in a folder, named after what the store says of it; made once."""
+    """Return a whole copy of a file in a folder, named after what the store says of it; made once."""
     info = {"size": where.size} if where.url == STDIN else where.info()
     state = Hash.XXH128.of_file(stdin_copy()) if where.url == STDIN else repr((where.url, sorted(info.items())))
     target = folder / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-{where.name}"

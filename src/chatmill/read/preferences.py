@@ -41,7 +41,7 @@ def chosen_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def pair_messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The two conversations of a pair, whose prompt is the same; answers in the prompt are context.
+    """Return the two conversations of a pair, whose prompt is the same; answers in the prompt are context.
 
     The prompt is what other fields say that the answers answer, or what two whole conversations begin with.
     """
@@ -80,7 +80,7 @@ def margin_of(record: Mapping[str, Any]) -> float | None:
 
 
 def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:
-    """The messages, in which no answer before the message `end` is trained."""
+    """Return the messages, in which no answer before the message `end` is trained."""
     before = [message._replace(weight=0.0) if message.role is Role.ASSISTANT else message for message in messages[:end]]
     return (*before, *messages[end:])
 
@@ -124,7 +124,7 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
 
 
 def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ...]]]:
-    """What the record says that its answers answer, by the field that says it."""
+    """Yield what the record says that its answers answer, by the field that says it."""
     for key in (*LISTS, *ASKED):
         value = record.get(key)
         if value and (key in LISTS or isinstance(value, list)):
@@ -136,7 +136,7 @@ def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ..
 
 
 def _refuse_another(key: str, prompt: tuple[Message, ...], messages: tuple[Message, ...]) -> None:
-    """A second prompt is fine where it only repeats what is in the conversation."""
+    """Refuse a second prompt that does more than repeat what is in the conversation."""
     there = {(message.role, message.content.strip()) for message in messages}
     if any((message.role, message.content.strip()) not in there for message in prompt):
         raise RecordError(

@@ -61,7 +61,7 @@ class Chunk:
         return f"{self.path}:{'row ' if self.is_list or self.kind is ChunkKind.ROWS else ''}"
 
     def describe(self) -> str:
-        """The chunk in words that do not depend on where the build runs: `chats.jsonl from line 4201`."""
+        """Return the chunk in words that do not depend on where the build runs: `chats.jsonl from line 4201`."""
         return f"{self.path} from {'row' if self.before.endswith(' ') else 'line'} {self.first}"
 
 
@@ -74,7 +74,7 @@ def chunk_records(chunk: Chunk) -> Iterator[Raw]:
 
 
 def chunk_bytes(chunk: Chunk) -> bytes:
-    """The undecoded lines of a chunk, in one piece.
+    """Return the undecoded lines of a chunk, in one piece.
 
     Blank lines and line ends are among them; a byte order mark is taken off the first line of a file.
     """
@@ -85,7 +85,7 @@ def chunk_bytes(chunk: Chunk) -> bytes:
 
 
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches of about `batch_bytes`; `columns`: only these are read."""
+    """Yield the rows of a chunk as Arrow batches of about `batch_bytes`; `columns`: only these are read."""
     path = Path(chunk.data)
     with _unchanged(chunk):
         if path.suffix == ".arrow":
@@ -120,7 +120,7 @@ def _unchanged(chunk: Chunk) -> Iterator[None]:
 
 
 def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
-    """A `DataError` that says how, where a file has not this size and time of change any more."""
+    """Raise a `DataError` that says how, if a file no longer has this size and time of change."""
     try:
         now = os.stat(path)
     except OSError as error:

@@ -36,7 +36,7 @@ def with_pictures(messages: Sequence[Message], record: Mapping[str, Any]) -> tup
 
 
 def _marked(message: Message) -> Message:
-    """A message whose text has marks, as parts."""
+    """Return a message whose text has marks, as parts."""
     texts = message.content.split(MARK)
     if len(texts) == 1:
         return message

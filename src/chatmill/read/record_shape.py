@@ -132,7 +132,7 @@ class Shape:
         return next((key for key in there if record[key] is not None), there[0] if there else None)
 
     def messages(self, record: Record) -> tuple[Message, ...]:
-        """The messages of a record, or a `RecordError`."""
+        """Return the messages of a record, or a `RecordError`."""
         if self.reader is not None:
             return self.reader(record)
         key = self.list_of(record)
@@ -149,7 +149,7 @@ class Shape:
         return after_system(_system(record, self), self._listed(record[key], key))
 
     def _listed(self, items: Any, key: str) -> tuple[Message, ...]:
-        """The messages of a list, or of a text of JSON with one, as in a column of a CSV file."""
+        """Return the messages of a list, or of a text of JSON with one, as in a column of a CSV file."""
         if isinstance(items, str) and items.lstrip().startswith("["):
             items = _decoded(items, key, "a text with a list of messages: ")
         names: dict[str, Any] = {"role_key": self.role, "content_key": self.content, "aliases": self.roles}
@@ -166,7 +166,7 @@ class Shape:
 
 
 def conversation_of(record: object, shape: Shape, *, where: str = "", source: str = "") -> Conversation:
-    """One conversation from one decoded record; a `RecordError` knows the place, the record id and the field."""
+    """Return one conversation from one decoded record; a `RecordError` knows the place, the record id and the field."""
     record_id = ""
     try:
         if not isinstance(record, Mapping):
@@ -196,7 +196,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
 
 
 def _sides(record: Record, shape: Shape) -> tuple[tuple[Message, ...], tuple[Message, ...], Side]:
-    """The messages of a record, those of the rejected answer of a pair, and its side."""
+    """Return the messages of a record, those of the rejected answer of a pair, and its side."""
     if shape.pair_reader is not None:
         margin_of(record)  # refused here, if it is no number
         return *shape.pair_reader(record), Side.CHOSEN
@@ -208,7 +208,7 @@ def _sides(record: Record, shape: Shape) -> tuple[tuple[Message, ...], tuple[Mes
 
 
 def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
-    """The conversation of a record as it was read, or what is wrong with it."""
+    """Return the conversation of a record as it was read, or what is wrong with it."""
     if raw.error is not None:
         return raw.error
     try:
@@ -218,7 +218,7 @@ def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation |
 
 
 def _label(record: Record, key: str, *, code: str) -> str:
-    """What names a record: a string, or an integer as text; "" if there is none."""
+    """Return what names a record: a string, or an integer as text; "" if there is none."""
     value = record.get(key)
     if value is None:
         return ""
@@ -253,7 +253,7 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
 
 
 def _pictured(messages: tuple[Message, ...], record: Record, shape: Shape) -> tuple[Message, ...]:
-    """The messages with the pictures of the record's own field in their places."""
+    """Return the messages with the pictures of the record's own field in their places."""
     pictures = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in shape.fields}
     return with_pictures(messages, pictures) if pictures or any(message.parts for message in messages) else messages
 
@@ -283,7 +283,7 @@ def _all_tools(record: Record, shape: Shape) -> tuple[Any, ...]:
 
 
 def _tools(record: Record, key: str) -> tuple[Any, ...]:
-    """The tool definitions in a field, a list or its JSON."""
+    """Return the tool definitions in a field, a list or its JSON."""
     tools = record.get(key)
     if not tools:
         return ()
@@ -334,7 +334,7 @@ def _nested(record: Record, key: str) -> tuple[Message, ...]:
 
 
 def _decoded(text: str, key: str, what: str = "") -> Any:
-    """The value of a text of JSON in a field."""
+    """Return the value of a text of JSON in a field."""
     try:
         return decoded(text.encode(errors="surrogatepass"))
     except RecordError as error:
@@ -342,7 +342,7 @@ def _decoded(text: str, key: str, what: str = "") -> Any:
 
 
 def _with_calls(item: object, path: str, shape: Shape) -> object:
-    """A turn that holds calls as JSON text becomes an assistant message with tool calls."""
+    """Turn calls that are held as JSON text into an assistant message with tool calls."""
     if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
         return item
     try:
@@ -358,7 +358,7 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
 
 
 def _turns(record: Record, shape: Shape) -> Iterator[Message]:
-    """The messages that are fields of their own."""
+    """Yield the messages that are fields of their own."""
     if all(isinstance(record.get(keys[0]), list) for _, keys in shape.turns):
         for _, (key, *_) in shape.turns:
             yield from parse_messages(record[key], path=key, aliases=shape.roles)
@@ -376,7 +376,7 @@ def _joined_text(record: Record, keys: Sequence[str], default: str | None = None
 
 
 def _with_reasoning(messages: tuple[Message, ...], record: Record, fields: tuple[str, ...]) -> tuple[Message, ...]:
-    """The messages of a record that has the reasoning of its last answer in a field of its own."""
+    """Return the messages of a record that has the reasoning of its last answer in a field of its own."""
     reasoning = reasoning_of(record, "", fields)
     if not reasoning:
         return messages

@@ -40,7 +40,7 @@ class _NotSureError(Exception):
 
 
 def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shape: Shape) -> Read:
-    """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
+    """Return the conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
     numbers = np.arange(first, first + batch.num_rows)
     try:
         columns = _ArrowRows(batch, shape, source, [f"{path}:row {number}" for number in numbers.tolist()])
@@ -63,7 +63,7 @@ class _ArrowRows:
         self._sure = np.ones(batch.num_rows, dtype=np.bool_)
 
     def conversations(self) -> tuple[Conversations, Flags]:
-        """All rows, and which of them may be taken."""
+        """Return all rows, and which of them may be taken."""
         are_pairs = self._shape is find_shape("pairs")
         is_named = self._shape.is_plain and self._shape.lists and not self._shape.typed_parts
         if not (are_pairs or is_named) and self._shape.rules is None:
@@ -100,7 +100,7 @@ class _ArrowRows:
                 yield name, _held(column)
 
     def _column(self, name: str) -> pa.Array | None:
-        """A column with something in it; None if there is none."""
+        """Return a column with something in it; None if there is none."""
         places = self._batch.schema.get_all_field_indices(name) if name else []
         if len(places) > 1:
             raise _NotSureError
@@ -108,7 +108,7 @@ class _ArrowRows:
         return None if column is None or column.null_count == len(column) else column
 
     def _said(self, name: str, role: Role) -> Part:
-        """The messages of a side of each pair, or of its prompt: a list, or a text that somebody says."""
+        """Return the messages of a side of each pair, or of its prompt: a list, or a text that somebody says."""
         column = self._column(name)
         if column is None:
             raise _NotSureError
@@ -123,7 +123,7 @@ class _ArrowRows:
         return MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held)
 
     def _prompts(self) -> Part:
-        """What pairs answer, after their system texts."""
+        """Return what pairs answer, after their system texts."""
         for name in DECLINED_BESIDE:
             if (column := self._column(name)) is not None:
                 self._sure &= ~_flags(column.is_valid())
@@ -163,7 +163,7 @@ class _ArrowRows:
         return scanned.messages, scanned.offsets
 
     def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
-        """A list of structs for each row."""
+        """Return a list of structs for each row."""
         self._sure &= _flags(column.is_valid())
         column.validate(full=True)
         items, offsets = _items(column)
@@ -189,7 +189,7 @@ class _ArrowRows:
         return Sources.of([*(name or self._source for name in names), self._source], which)  # -1 is a null
 
     def _json(self, key: str, written: Callable[[Any], str | None]) -> Texts:
-        """A column of values as JSON texts; rows whose value is refused are not sure."""
+        """Return a column of values as JSON texts; rows whose value is refused are not sure."""
         column, count = self._column(key), self._batch.num_rows
         if column is None:
             return OptionalTexts.none(count).texts
@@ -216,7 +216,7 @@ def _after_systems(systems: Texts, listed: MessageColumns, offsets: Ints) -> tup
 
 
 def _held(column: pa.Array) -> Flags:
-    """Which rows have something in them: no null, and no empty text or list."""
+    """Return which rows have something in them: no null, and no empty text or list."""
     held = _flags(column.is_valid())
     if _is_text(column.type) or pa.types.is_binary(column.type):
         held = held & _flags(pc.fill_null(pc.not_equal(pc.binary_length(column), 0), False))
@@ -258,7 +258,7 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
 
 
 def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
-    """The code of each role; 0 where it is missing, unknown, or one that holds calls."""
+    """Return the code of each role; 0 where it is missing, unknown, or one that holds calls."""
     names, which = _distinct(column, check=False)  # with the whole list
     known: list[Role | None] = [shape.roles.get(name) or shape.roles.get(name.strip().lower()) for name in names]
     codes = [
@@ -269,7 +269,7 @@ def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
 
 
 def _calls(column: pa.Array | None, count: int) -> tuple[dict[str, Any], Flags]:
-    """The columns of the calls of each message, and which messages are doubtful."""
+    """Return the columns of the calls of each message, and which messages are doubtful."""
     doubtful = np.zeros(count, dtype=np.bool_)
     if column is None or column.null_count == count:
         return {"call_offsets": np.zeros(count + 1, dtype=np.int64)}, doubtful
@@ -291,7 +291,7 @@ def _calls(column: pa.Array | None, count: int) -> tuple[dict[str, Any], Flags]:
 
 
 def _orders(parts: Iterable[str], inner: Iterable[str], has_id: Flags, has_type: Flags) -> NDArray[np.uint8]:
-    """The order of keys that the schema gives each call; those of nulls are none."""
+    """Return the order of keys that the schema gives each call; those of nulls are none."""
     orders = np.zeros(len(has_id), dtype=np.uint8)
     for ids, types in ((False, False), (False, True), (True, False), (True, True)):
         missing = {name for name, there in (("id", ids), ("type", types)) if not there}
@@ -318,7 +318,7 @@ def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tup
 
 
 def _field_texts(column: pa.Array | None, count: int) -> OptionalTexts:
-    """The texts of a field of a struct, which is checked with the whole column."""
+    """Return the texts of a field of a struct, which is checked with the whole column."""
     if column is None or column.null_count == count:
         return OptionalTexts.none(count)
     return texts_of(column, check=False)
@@ -333,7 +333,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def texts_of(column: pa.Array, *, check: bool = True) -> OptionalTexts:
-    """A column of texts, in the buffer that Arrow has; `ArrowInvalid` where one is not UTF-8."""
+    """Return a column of texts, in the buffer that Arrow has; `ArrowInvalid` where one is not UTF-8."""
     column = _decoded(column)
     if not _is_text(column.type):
         raise _NotSureError
@@ -351,7 +351,7 @@ def texts_of(column: pa.Array, *, check: bool = True) -> OptionalTexts:
 
 
 def _distinct(column: pa.Array, *, check: bool = True) -> tuple[list[str], Ints]:
-    """The different texts of a column, and for each row which it is; -1 for a null."""
+    """Return the different texts of a column, and for each row which it is; -1 for a null."""
     column = _decoded(column)
     if not _is_text(column.type):
         raise _NotSureError
@@ -362,7 +362,7 @@ def _distinct(column: pa.Array, *, check: bool = True) -> tuple[list[str], Ints]
 
 
 def _items(column: pa.Array) -> tuple[pa.Array, Ints]:
-    """What is in a column of lists, and the offsets of each list."""
+    """Return what is in a column of lists, and the offsets of each list."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise _NotSureError
     offsets = column.offsets.to_numpy().astype(np.int64)
@@ -370,7 +370,7 @@ def _items(column: pa.Array) -> tuple[pa.Array, Ints]:
 
 
 def _fields(structs: pa.Array) -> dict[str, pa.Array]:
-    """The fields of structs by their names."""
+    """Return the fields of structs by their names."""
     if not pa.types.is_struct(structs.type):
         raise _NotSureError
     fields = {field.name: structs.field(place) for place, field in enumerate(structs.type)}

@@ -22,7 +22,7 @@ from chatmill.read.synth_rows import ID, TEXT, keep_rules, row_messages, scanned
 
 
 def _listed(record: Record, key: str) -> list[Any]:
-    """The list in a field, also one that is a text of JSON; empty if there is none."""
+    """Return the list in a field, also one that is a text of JSON; empty if there is none."""
     value = record.get(key)
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = decode_line(value.encode(errors="surrogatepass"), "").value
@@ -30,7 +30,7 @@ def _listed(record: Record, key: str) -> list[Any]:
 
 
 def _first_has(record: Record, field: str) -> bool:
-    """Whether the first message of a list has a field."""
+    """Return whether the first message of a list has a field."""
     first = [message for key in ("messages", "conversations") for message in _listed(record, key)[:1]]
     return any(isinstance(message, Mapping) and field in message for message in first)
 
@@ -144,7 +144,7 @@ HINT = "A field map says what other fields are: --shape user=FIELD --shape assis
 
 
 def find_shape(name: str | FieldMap) -> Shape:
-    """A shape by name, or that of a field map, also of one that is written as JSON."""
+    """Return a shape by name, or that of a field map, also of one that is written as JSON."""
     return _shape(map_text(name) if isinstance(name, Mapping) else name)
 
 
@@ -164,7 +164,7 @@ def _shape(name: str) -> Shape:
 
 
 def preferred(name: str, preferences: str | None) -> str:
-    """The shape that records of a shape are read in.
+    """Return the shape that records of a shape are read in.
 
     With `preferences: chosen` pairs give their chosen answer; with `preferences: pairs` they give both, and other
     records have a label.
@@ -177,7 +177,7 @@ def preferred(name: str, preferences: str | None) -> str:
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:
-    """The shape that most of these first records fit, earlier shapes winning ties; none fits: an error.
+    """Return the shape that most of these first records fit, earlier shapes winning ties; none fits: an error.
 
     Records that came out of Arrow have it without nulls.
     """

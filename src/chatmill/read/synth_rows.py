@@ -33,14 +33,14 @@ _ROLE_OF_CONTENT = {"system_content": "system", "developer_content": "developer"
 
 @cache
 def scanned_names() -> ShapeNames:
-    """What the scanner has to know: fewer names than other files may have, and no other spelling."""
+    """Return what the scanner has to know: fewer names than other files may have, and no other spelling."""
     message = {"role": MessageField.ROLE, "content": MessageField.ONE_CONTENT}
     message |= {name: MessageField[name.upper()] for name in _FIELDS}
     return ShapeNames({"messages": RecordField.LIST}, message, {name: RoleCode(CODES[Role(name)]) for name in ROLES})
 
 
 def keep_rules(messages: MessageColumns, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which conversations have an assistant message, and every one of them in a known channel."""
+    """Return which conversations have an assistant message, and every one of them in a known channel."""
     is_assistant, channels = messages.roles == RoleCode.ASSISTANT, messages.channels
     places = np.flatnonzero(is_assistant & channels.present)
     which, firsts = distinct(channels.data, channels.starts[places], channels.lengths[places])
@@ -54,7 +54,7 @@ def keep_rules(messages: MessageColumns, offsets: NDArray[np.int64]) -> NDArray[
 
 
 def row_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of a row, read by Python."""
+    """Return the messages of a row, read by Python."""
     if not record.get(ID):
         raise RecordError("the row has no synth_id, which decides its split", code="no_synth_id", path=ID)
     messages = checked_messages(record.get(TEXT))
@@ -62,7 +62,7 @@ def row_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def checked_messages(text: str | None) -> Sequence[Mapping[str, Any]]:
-    """The messages in the JSON of a row, with the rules of the dataset checked; contents are not looked at."""
+    """Return the messages in the JSON of a row, with the rules of the dataset checked; contents are not looked at."""
     if text is None:
         raise RecordError("the row has no messages_json", code="no_messages", path=TEXT)
     try:
@@ -95,7 +95,7 @@ def _check_message(message: Any, path: str) -> None:
 
 
 def _message(message: Mapping[str, Any], path: str) -> Message:
-    """A checked message; fields that Harmony does not know are not read, as its own library does not."""
+    """Return a checked message; fields that Harmony does not know are not read, as its own library does not."""
     content: Any = message.get("content")
     structured: Mapping[str, Any] | None = None
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -22,7 +22,7 @@ ROWS, ROW_BYTES = 8192, 4 << 20
 
 
 def table_batches(where: Place) -> Iterator[Any]:
-    """The rows of a CSV, TSV or Arrow file as batches of limited size."""
+    """Yield the rows of a CSV, TSV or Arrow file as batches of limited size."""
     name = where.name.lower().removesuffix(".gz").removesuffix(".zst")
     batches = _csv(where, "\t" if name.endswith(".tsv") else ",") if name.endswith(("csv", "tsv")) else _arrow(where)
     for batch in batches:
@@ -57,7 +57,7 @@ def _csv(where: Place, delimiter: str) -> Iterator[Any]:
 
 
 def _header(head: bytes, delimiter: str) -> tuple[str, list[str]]:
-    """The names of the columns; a first line with semicolons and no comma is split at these."""
+    """Return the names of the columns; a first line with semicolons and no comma is split at these."""
     text = head.removeprefix(BOM).decode(errors="replace").lstrip("\r\n")
     first = text.splitlines()[0]
     if delimiter == "," and "," not in first and ";" in first:
@@ -72,7 +72,7 @@ def _check_names(names: Sequence[str], where: Place) -> None:
 
 
 def _arrow(where: Place) -> Iterator[Any]:
-    """An Arrow file (Feather version 2 is one) or an Arrow stream, as `datasets` writes."""
+    """Yield an Arrow file (Feather version 2 is one) or an Arrow stream, as `datasets` writes."""
     import pyarrow
     import pyarrow.ipc
 

@@ -26,14 +26,14 @@ class Transcript(NamedTuple):
 
 
 def read_texts(paths: Iterable[str | PathLike[str]], *, field: str = "text") -> Iterator[str]:
-    """The texts of JSONL files (also .gz and .zst), in order; a line without a text in `field` is an error."""
+    """Yield the texts of JSONL files (also .gz and .zst), in order; a line without a text in `field` is an error."""
     for path in map(Path, paths):
         for text, _ in _jsonl_texts(path, field, code="bad_text_line"):
             yield text
 
 
 def read_transcripts(paths: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Iterator[Transcript]:
-    """The transcripts of files (also .gz and .zst), in order, in memory that does not grow with them.
+    """Yield the transcripts of files (also .gz and .zst), in order, in memory that does not grow with them.
 
     A file named .jsonl, .ndjson or .json has one in the field `text` of each line. Plain text is split at `<|EOS|>`
     where it has one, else each line is a transcript. White space alone is no record in plain text, and an error in

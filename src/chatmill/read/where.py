@@ -39,7 +39,7 @@ class Where(NamedTuple):
         return _value(self.tree, record)
 
     def accepts(self, record: object) -> bool:
-        """Whether it is true for a record; nothing but `true` is."""
+        """Return whether it is true for a record; nothing but `true` is."""
         return isinstance(record, Mapping) and self.value(record) is True
 
 
@@ -99,7 +99,7 @@ def _compared(op: ast.cmpop, left: Any, other: Any) -> bool:
 
 
 def _kind(value: object) -> str:
-    """What can be compared with each other: true is no number, as in JSON."""
+    """Return what can be compared with each other: true is no number, as in JSON."""
     if isinstance(value, bool):
         return "boolean"
     return "number" if isinstance(value, int | float) else "text" if isinstance(value, str) else type(value).__name__

@@ -140,7 +140,7 @@ class _Writer:
                 self.part(text, None, kind, message)
 
     def part(self, text: str, expression: Expression | None, kind: int, message: int) -> None:
-        """One part of the open piece."""
+        """Add one part to the open piece."""
         if self._strips_next:
             text, expression = self._stripped("lstrip", text, expression)
             if text:

@@ -128,7 +128,7 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
 
 
 def _computed(places: Iterable[tuple[int, int, Expression]], batch: Conversations, form: InputForm) -> Texts:
-    """The texts of expressions for conversations of the batch; their paths count from a message."""
+    """Return the texts of expressions for conversations of the batch; their paths count from a message."""
     views: dict[int, RecordView] = {}
     listed: dict[tuple[str, Expression], str] = {}
     texts: list[str] = []
@@ -152,7 +152,7 @@ def _put(places: Ints, texts: Texts, layout: Layout) -> None:
 
 
 def texts_at(places: Ints, layout: Layout) -> Texts:
-    """Some texts of a layout."""
+    """Return some texts of a layout."""
     which, starts, sizes = layout.which[places], layout.text_starts[places], layout.text_sizes[places]
     if (which == which[0]).all():
         return Texts(layout.buffers[int(which[0])], starts, sizes)
@@ -160,7 +160,7 @@ def texts_at(places: Ints, layout: Layout) -> Texts:
 
 
 def numbers_in(column: NDArray[Any]) -> list[int]:
-    """The numbers that occur in a column of small ones, in order."""
+    """Return the numbers that occur in a column of small ones, in order."""
     return np.flatnonzero(np.bincount(column)).tolist()
 
 
@@ -190,7 +190,7 @@ def applied(texts: Texts, operations: Operations) -> Texts:
 def _part_borders(
     pieces: Pieces, opens: NDArray[np.bool_], texts: Texts, encoded: Encoded, tokenizer: Tokenizer
 ) -> tuple[Ints, Ints]:
-    """Where the tokens of every part begin and end; a token belongs to the part in which its first byte lies."""
+    """Return where the tokens of every part begin and end; a token belongs to the part in which its first byte lies."""
     begins, ends = encoded[1][pieces.numbers], encoded[1][pieces.numbers + 1]
     inner = np.flatnonzero(~opens[1:]) + 1  # parts that another part of their piece comes before
     if len(inner):

@@ -98,11 +98,11 @@ class WrittenRecord(NamedTuple):
     """What was looked at under other options before."""
 
     def is_keyed(self) -> bool:
-        """Whether every record with the same key is written like this one."""
+        """Return whether every record with the same key is written like this one."""
         return all(answers.view.is_keyed for answers in (self.answers, *self.tried))
 
     def texts(self) -> TextDocuments:
-        """The documents as text."""
+        """Return the documents as text."""
         documents = tuple(self.labels.text(document, self.answers.view) for document in self.documents)
         return TextDocuments(documents, self.counts, self.options)
 
@@ -233,7 +233,7 @@ class ModelTemplate:
         return store
 
     def _renderer(self, options: Mapping[str, Any], of_record: Iterable[str] = ()) -> Renderer:
-        """What runs the template under some options; `of_record` are those that the record itself has."""
+        """Return what runs the template under some options; `of_record` are those that the record itself has."""
         store, key = self.store, json.dumps([sorted(options.items()), sorted(of_record)])
         if key not in store.renderers:
             store.renderers[key] = self._new_renderer(options, store.keys, of_record)
@@ -245,7 +245,7 @@ class ModelTemplate:
         return Renderer(self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, of_record)
 
     def quick_plans(self) -> QuickPlans | None:
-        """What writes records in compiled code; None where the options or the vocabulary do not allow it."""
+        """Return what writes records in compiled code; None where the options or the vocabulary do not allow it."""
         given, rules, store = self.given, self.rules, self.store
         if given.expand not in (Expand.NONE, Expand.TURNS) or given.last_turn_only or rules.depends_on_texts:
             return None
@@ -271,11 +271,11 @@ class ModelTemplate:
                     yield {**given, switch: value}
 
     def view(self, conversation: Conversation | tuple[Conversations, int]) -> RecordView:
-        """A conversation, or that at a place of a batch, as the template sees it."""
+        """Return a conversation, or that at a place of a batch, as the template sees it."""
         return RecordView(conversation, self.form)
 
     def write(self, record: Conversation | RecordView) -> WrittenRecord:
-        """The documents of a conversation; a `RecordError` where it cannot be written and proved."""
+        """Return the documents of a conversation; a `RecordError` where it cannot be written and proved."""
         view = record if isinstance(record, RecordView) else self.view(record)
         self.check(view)
         of_record = view.options
@@ -313,13 +313,13 @@ class ModelTemplate:
         raise first
 
     def text_documents(self, conversation: Conversation) -> TextDocuments:
-        """The documents of a conversation as text; a `RecordError` where it cannot be written and proved."""
+        """Return the documents of a conversation as text; a `RecordError` where it cannot be written and proved."""
         with self.store.lock:
             self.store.forget_if_full()
             return self.write(conversation).texts()
 
     def write_prompt(self, conversation: Conversation) -> WrittenRecord:
-        """The generation prompt after a conversation."""
+        """Return the generation prompt after a conversation."""
         view = self.view(conversation)
         self.check(view)
         answers, labels = self._answers(view, next(self.choices(view.options)))
@@ -335,7 +335,7 @@ class ModelTemplate:
                 _refuse_channels(self.name, message, index)
 
     def _answers(self, view: RecordView, options: Mapping[str, Any]) -> tuple[Answers, Labels]:
-        """What is found under some options."""
+        """Return what is found under some options."""
         renderer = self._renderer(options, view.options)
         return Answers(renderer, view.again(), self.stops), self._labels(renderer)
 
@@ -347,7 +347,7 @@ class ModelTemplate:
         return labels[renderer]
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
-        """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
+        """Return the renderings of a conversation, for a closer look; `options` are one of `choices`."""
         chosen = next(self.choices(conversation.options)) if options is None else options
         view = RecordView(conversation, self.form)
         return Turns(self._renderer(chosen, conversation.options), view, self.stops)
@@ -358,7 +358,7 @@ class ModelTemplate:
         return any(sandbox.asked_for_date for sandbox in self._sandboxes)
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
-        """The text of the first messages by plain Jinja, under options that `text_documents` has chosen."""
+        """Return the text of the first messages by plain Jinja, under options that `text_documents` has chosen."""
         return self._renderer(options, conversation.options).plain(RecordView(conversation, self.form), count, prompt)
 
 
@@ -374,7 +374,7 @@ def _refuse_missing(name: str, control_tokens: Sequence[str], tokenizer: Tokeniz
 
 
 def _refuse_channels(name: str, message: Message, index: int) -> None:
-    """A `RecordError` for what only the Harmony format has: such a field would be lost."""
+    """Raise a `RecordError` for what only the Harmony format has: such a field would be lost."""
     if message.structured is not None:
         raise RecordError(
             f"template {name!r} cannot write Harmony system or developer content; use the template 'harmony'",

@@ -18,7 +18,7 @@ _LOADED: list[Any] = []
 
 
 def encoding(vocabulary: Path | None = None) -> Any:
-    """The `HARMONY_GPT_OSS` encoding of openai-harmony, from a checked o200k file; never from the network.
+    """Return the `HARMONY_GPT_OSS` encoding of openai-harmony, from a checked o200k file; never from the network.
 
     It is loaded once: whichever file is named first, all that pass the check hold the same bytes.
     """
@@ -61,7 +61,7 @@ def render_message(message: Mapping[str, Any], *, has_function_tools: bool = Fal
 
 @lru_cache(maxsize=4096)
 def content_text(role: str, content: str, has_tools: bool) -> str:
-    """The text of a Harmony system or developer content, given as JSON."""
+    """Return the text of a Harmony system or developer content, given as JSON."""
     message = {"role": role, "content": [json.loads(content)]}
     ids = render_message(message, has_function_tools=has_tools)
     text: str = encoding().decode_utf8(ids[ids.index(MESSAGE) + 1 : -1])
@@ -82,7 +82,7 @@ def tools_text(tools: Sequence[Any]) -> str:
 
 
 def has_function_tools(structured: Mapping[str, Any] | None) -> bool:
-    """Whether a Harmony content defines functions."""
+    """Return whether a Harmony content defines functions."""
     tools = (structured or {}).get("tools") or {}
     return bool((tools.get("functions") or {}).get("tools"))
 

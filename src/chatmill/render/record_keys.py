@@ -80,7 +80,7 @@ class RecordKeys:
         return len(self._classes) + len(self._signatures) + self._tool_size
 
     def learn(self, questions: Sequence[Question]) -> bool:
-        """Whether all questions of a plan are answered by its key; those that could be will be from now on."""
+        """Return whether all questions of a plan are answered by its key; those that could be will be from now on."""
         complete = True
         for question in questions:
             if _is_about_tools(question):
@@ -108,7 +108,7 @@ class RecordKeys:
             self._tools_by_value, self._tool_questions = True, {}
 
     def _column_of(self, question: Question) -> ColumnQuestion | None:
-        """A question that can be answered for all messages at once."""
+        """Return a question that can be answered for all messages at once."""
         kind = question[0]
         if kind not in ("filled", "contains", "equals", "method"):
             return None
@@ -125,7 +125,7 @@ class RecordKeys:
         return (kind, place.origin, place.call, place.operations, argument)
 
     def of(self, batch: Conversations) -> BatchKeys:
-        """The keys of some conversations."""
+        """Return the keys of some conversations."""
         codes = self._codes(batch)
         flat, starts = codes.reshape(-1), codes.shape[1] * batch.offsets
         which, firsts = distinct(flat, starts[:-1], np.diff(starts))
@@ -150,7 +150,7 @@ class RecordKeys:
         return np.array(numbers, dtype=np.int32)[which]
 
     def classes_of(self, view: RecordView) -> Classes | None:
-        """The classes of a conversation's messages, as keys are made now; None where they do not say it all."""
+        """Return the classes of a conversation's messages, as keys are made now; None where they do not say it all."""
         if view.has_structured:
             return None
         if view.classes is None or view.classes.version != self.version:
@@ -191,7 +191,7 @@ class RecordKeys:
         return key
 
     def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
-        """A few bytes per message: what the template sees without asking, and its replies."""
+        """Return a few bytes per message: what the template sees without asking, and its replies."""
         messages = batch.messages
         calls = messages.call_counts
         flags = messages.roles.astype(np.uint8)
@@ -267,11 +267,11 @@ class RecordKeys:
         return [fields, *numbers.view(np.uint8).reshape(-1, 4).T]
 
     def _signature(self, value: Any) -> int:
-        """A number that stands for a value; 0 for none."""
+        """Return a number that stands for a value; 0 for none."""
         return self._signatures.setdefault(value, len(self._signatures) + 1)
 
     def _replies(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
-        """The replies of every message to each question; False for those that do not have what is asked about."""
+        """Yield the replies of every message to each question; False for those that do not have what is asked about."""
         texts_of: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
         for kind, origin, call, operations, argument in self._columns:
             applied_first = () if kind == "filled" else operations
@@ -301,7 +301,7 @@ def _filled(texts: Texts, operations: Operations) -> NDArray[np.bool_]:
 
 
 def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:
-    """The texts of a column, and which messages they belong to."""
+    """Return the texts of a column, and which messages they belong to."""
     column: Texts | OptionalTexts = getattr(messages, COLUMNS[origin])
     places: NDArray[Any] | slice = slice(None)
     if origin >= Origin.CALL_NAME:
@@ -314,7 +314,7 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
 
 
 def _answered(kind: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
-    """The reply of every text to a question."""
+    """Return the reply of every text to a question."""
     if kind == "contains":
         return contains(texts, argument[0].encode())
     if kind == "equals":
@@ -333,7 +333,7 @@ def _answered(kind: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
 
 
 def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
-    """Which texts contain a part."""
+    """Return which texts contain a part."""
     if not part:
         return np.ones(len(texts), dtype=np.bool_)
     if any(part.endswith(part[:size]) for size in range(1, len(part))):
@@ -346,7 +346,7 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
 
 
 def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
-    """Which texts begin with a part."""
+    """Return which texts begin with a part."""
     does_begin = texts.lengths >= len(part)
     for offset, byte in enumerate(part):
         going = np.flatnonzero(does_begin)
@@ -357,7 +357,7 @@ def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
 
 
 def _shape(arguments: str) -> Any:
-    """What `_is_about_arguments` asks of the arguments of a call."""
+    """Return what `_is_about_arguments` asks of the arguments of a call."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -382,5 +382,5 @@ def _is_about_arguments(question: Question) -> bool:
 
 
 def _is_about_tools(question: Question) -> bool:
-    """Whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
+    """Return whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
     return question[0] != "equal" and all(isinstance(path[0], str) for path in paths_of(question))

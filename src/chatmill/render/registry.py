@@ -88,7 +88,7 @@ def given_options(options: Mapping[str, Any] | None = None, today: str | None = 
 
 
 def has_template(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a chat template."""
+    """Return whether a folder holds a chat template."""
     path = model_folder(folder)
     return path.is_dir() and bool(_templates_in(path))
 
@@ -110,7 +110,7 @@ def files_read(name: str | os.PathLike[str]) -> list[Path]:
 
 
 def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
-    """The chat template of a model or tokenizer folder."""
+    """Return the chat template of a model or tokenizer folder."""
     templates = _templates_in(folder)
     if not templates:
         raise ConfigError(
@@ -131,7 +131,7 @@ def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
 
 
 def template_of_object(tokenizer: Any) -> JinjaSource:
-    """The chat template of a loaded transformers tokenizer, or processor."""
+    """Return the chat template of a loaded transformers tokenizer, or processor."""
     templates = tokenizer.chat_template
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     text = templates.get("default") if isinstance(templates, dict) else templates
@@ -148,7 +148,7 @@ def template_of_object(tokenizer: Any) -> JinjaSource:
 
 
 def _templates_in(folder: Path) -> dict[str, str]:
-    """The templates of a folder by name; a file goes before an entry of the config."""
+    """Return the templates of a folder by name; a file goes before an entry of the config."""
     templates: dict[str, str] = {}
     listed = _json(folder / CONFIG).get("chat_template")
     if isinstance(listed, str):

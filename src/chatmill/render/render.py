@@ -62,7 +62,7 @@ class Rendered:
 
     @classmethod
     def of(cls, rows: SharedRows, kept: Ints, **counts: Ints) -> Rendered:
-        """A rendering; what is not counted is 0."""
+        """Return a rendering; what is not counted is 0."""
         columns: dict[str, Any] = dict.fromkeys(PER_DOCUMENT, np.zeros(len(kept), dtype=np.int64))
         columns |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
         return cls(rows=rows, failed=(), **{**columns, **counts, "kept": kept})
@@ -73,7 +73,7 @@ class Rendered:
         return self.rows.whole
 
     def take(self, chosen: Ints) -> Rendered:
-        """The chosen documents, in that order."""
+        """Return the chosen documents, in that order."""
         counts = {name: getattr(self, name)[chosen] for name in PER_DOCUMENT}
         pictures, runs = self.pictures, self.tokens.document_runs
         if len(pictures.runs):
@@ -81,7 +81,7 @@ class Rendered:
         return replace(self, rows=SharedRows.apart(self.tokens.take(chosen)), pictures=pictures, **counts)
 
     def without(self, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
-        """The rendering without the conversations that have an error."""
+        """Return the rendering without the conversations that have an error."""
         if not failed:
             return self
         for index, error in failed.items():
@@ -163,7 +163,7 @@ def render_batch(
 
 
 def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
-    """What the template makes of conversations, with the tokens that messages bring along."""
+    """Return what the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
         plans = find_plans(batch, bound)
     rendered = _filled(batch, bound, plans, counted)
@@ -173,7 +173,7 @@ def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None)
 def _with_others(
     calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate, counted: Flags | None
 ) -> Rendered:
-    """The rows of calls among those of the conversations that a template renders."""
+    """Return the rows of calls among those of the conversations that a template renders."""
     if not len(others):
         return calls
     if counted is not None:
@@ -184,7 +184,7 @@ def _with_others(
 
 
 def _with_samples(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
-    """A rendering in which sampled answers are the tokens that were sampled."""
+    """Return a rendering in which sampled answers are the tokens that were sampled."""
     samples = with_samples(rendered.tokens, rendered.kept, batch, bound)
     rendered = replace(rendered, rows=SharedRows.apart(samples.tokens), sampled=samples.counts)
     return rendered.without(samples.failed, batch)
@@ -220,7 +220,7 @@ def _has_utf8_form(conversation: Conversation) -> bool:
 
 
 def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, counted: Flags | None) -> Rendered:
-    """The rows of all conversations that have a plan."""
+    """Return the rows of all conversations that have a plan."""
     kept, table = plans.conversations, bound.store.stretches.table
     filled = fill(table, plans.entries, kept, batch, bound.tokenizer, bound.form)
     stripped, lost = count_lost(filled.layout, filled.rows.own.document_runs, kept, table.table, batch, counted)
@@ -233,7 +233,7 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
 
 
 def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
-    """A rendering with the tokens of pictures in the places of their placeholders."""
+    """Return a rendering with the tokens of pictures in the places of their placeholders."""
     if bound.expander is None:
         return rendered
     shown: dict[int, list[Shown]] = {}

@@ -73,7 +73,7 @@ class _Spans(NamedTuple):
 
 
 def has_samples(batch: Conversations) -> bool:
-    """Whether any message carries tokens, or says that its answer was cut off."""
+    """Return whether any message carries tokens, or says that its answer was cut off."""
     messages = batch.messages
     return bool(len(messages.token_ids.data) and messages.token_ids.present.any()) or bool(cut_off(batch).any())
 
@@ -118,7 +118,7 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
 
 
 def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _Spans:
-    """Where the answers of the wanted messages are."""
+    """Return where the answers of the wanted messages are."""
     documents = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))
     places = np.where(tokens.run_messages < 0, -1, batch.offsets[kept[documents]] + tokens.run_messages)
     parts = parts_of(tokens.run_kinds)
@@ -166,7 +166,7 @@ class _Given:
         self.is_ended: Flags = (self.counts == self.whole) & (self.whole > self.body)
 
     def _one_each(self) -> Ints:
-        """One span of each message: where it is trained, if anywhere."""
+        """Return one span of each message: where it is trained, if anywhere."""
         order = np.lexsort([self.spans.is_context, self.spans.places])
         places = self.spans.places[order]
         chosen: Ints = order[np.append(True, np.diff(places) != 0)[: len(order)]]
@@ -249,7 +249,7 @@ def _match(answers: _Given, number: int, chat: ModelTemplate, stops: Container[i
 
 @lru_cache(maxsize=1)
 def comparable_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes of every id; those of a control token are no text: a byte that UTF-8 never has, and its id."""
+    """Return the bytes of every id; those of a control token are no text: a byte that UTF-8 never has, and its id."""
     special = {tokenizer.control_ids[name] for name in tokenizer.special_tokens}
     pieces = [b""] * tokenizer.vocab_size
     for number, piece in tokenizer.text_tokens.items():
@@ -270,7 +270,7 @@ class Wrong(NamedTuple):
 
 
 def failures(wrongs: Iterable[Wrong], batch: Conversations, records: Container[int]) -> dict[int, RecordError]:
-    """The first error of each of the records."""
+    """Return the first error of each of the records."""
     failed: dict[int, RecordError] = {}
     for place, field, code, sentence in wrongs:
         record = int(batch.owners(np.array([place]))[0])
@@ -304,7 +304,7 @@ def _not_fitting(
 
 
 def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> Wrong:
-    """What is wrong with the tokens of one span."""
+    """Return what is wrong with the tokens of one span."""
     if not match.is_known:
         table = comparable_bytes(tokenizer)
         strange = next(token for token in match.ids.tolist() if token >= len(table) or not table[token])

@@ -40,7 +40,7 @@ class Laid(NamedTuple):
 
 
 def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
-    """Which conversations are records of calls: those with the prompt of an answer; None where none is."""
+    """Return which conversations are records of calls: those with the prompt of an answer; None where none is."""
     sent = batch.messages.prompt_token_ids
     if not len(sent.data) or not sent.present.any():
         return None
@@ -50,7 +50,7 @@ def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
 
 
 def lay_calls(batch: Conversations, places: Ints, chat: ModelTemplate) -> Laid:
-    """The rows of the records at these places."""
+    """Return the rows of the records at these places."""
     calls = _Calls(batch, chat)
     failed = failures(calls.wrong(), batch, set(places.tolist()))
     return calls.laid(places[~np.isin(places, list(failed))], failed)
@@ -84,7 +84,7 @@ class _Calls:
             yield Wrong(place, "finish_reason", "bad_token_ids", ENDED_AND_CUT)
 
     def _problem(self, place: int) -> Wrong:
-        """What is wrong with the ids of a message."""
+        """Return what is wrong with the ids of a message."""
         if self._lacks_prompt[place]:
             sentence = (
                 "other answers of this record have prompt_token_ids, and this one has none: give all of them, or "
@@ -97,7 +97,7 @@ class _Calls:
         return Wrong(place, "", "bad_token_ids", sentence)
 
     def laid(self, records: Ints, failed: dict[int, RecordError]) -> Laid:
-        """The rows of these records: of each call what is new in its prompt, what was sampled, and the stop."""
+        """Return the rows of these records: of each call what is new in its prompt, what was sampled, and the stop."""
         owners = np.full(len(self._batch), -1, dtype=np.int64)
         owners[records] = np.arange(len(records))
         calls = np.flatnonzero(self._has_prompt)
@@ -174,7 +174,7 @@ class _Calls:
         return rows, lengths
 
     def _logprobs(self, which: Ints, starts: Ints, sizes: Ints) -> NDArray[np.float32] | None:
-        """Those of the tokens that were sampled."""
+        """Return those of the tokens that were sampled."""
         logprobs = self._batch.messages.logprobs
         if not logprobs.present.any():
             return None

@@ -33,7 +33,7 @@ class Numbered(list[T]):
         self._numbers = {value: number for number, value in enumerate(values)}
 
     def number(self, value: T) -> int:
-        """The number of a value; a new one gets the next."""
+        """Return the number of a value; a new one gets the next."""
         number = self._numbers.setdefault(value, len(self))
         if number == len(self):
             self.append(value)
@@ -44,7 +44,7 @@ class StretchTable:
     """Collects stretches; `table` gives all of them."""
 
     def __init__(self, *, arguments_are_text: bool) -> None:
-        """An empty table."""
+        """Begin with an empty table."""
         self._arguments_are_text = arguments_are_text
         self._new: list[_Line] = []
         self._firsts: list[int] = [0]

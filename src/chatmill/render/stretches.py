@@ -23,7 +23,7 @@ class Stretches:
     """Numbers stretches, and keeps their items."""
 
     def __init__(self, rules: TokenRules, *, arguments_are_text: bool) -> None:
-        """None yet."""
+        """Begin without any."""
         self._rules = rules
         self.table = StretchTable(arguments_are_text=arguments_are_text)
         self._known: dict[tuple[Labels | None, int, int], tuple[int, int]] = {}

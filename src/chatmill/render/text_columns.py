@@ -24,7 +24,7 @@ class TextColumn(NamedTuple):
 
 
 def column_of(expression: Expression, arguments_are_text: bool) -> TextColumn | None:
-    """The column, message, call and operations of an expression; None where it has no column."""
+    """Return the column, message, call and operations of an expression; None where it has no column."""
     if expression[:2] == _LISTED and expression[2][0] == "tools" and len(expression[2]) == 2:
         return TextColumn(Origin.TOOL, 0, expression[2][1], ())
     operations: list[tuple[str, tuple[Any, ...]]] = []

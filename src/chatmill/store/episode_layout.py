@@ -35,7 +35,7 @@ def shard_name(number: int) -> str:
 
 
 def split_folder(directory: Path, split: str) -> Path:
-    """The folder of a split, which must be there, and no part of a build that is not finished."""
+    """Return the folder of a split, which must be there, and no part of a build that is not finished."""
     folder = directory / split
     if (directory / WORK).is_dir() and not (directory / MANIFEST).exists():
         raise FormatError(f"{directory}: an unfinished build: continue with chatmill build --resume")
@@ -47,7 +47,7 @@ def split_folder(directory: Path, split: str) -> Path:
 
 
 def names_in(folder: Path) -> str:
-    """The first names in a folder, for an error."""
+    """Return the first names in a folder, for an error."""
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 
@@ -59,7 +59,7 @@ def shard_folders(folder: Path) -> list[Path]:
 
 
 def episode_folders(folder: Path) -> list[Path]:
-    """The folders that hold the three files: the split itself (flat layout), or its shards in name order."""
+    """Return the folders that hold the three files: the split itself (flat layout), or its shards in name order."""
     flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
     shards = shard_folders(folder)
     if flat and shards:
@@ -88,5 +88,5 @@ def _refuse_gaps(folder: Path, shards: list[Path]) -> None:
 
 
 def is_episode_split(folder: Path) -> bool:
-    """Whether a split folder holds episodes (flat or sharded) rather than plain token files."""
+    """Return whether a split folder holds episodes (flat or sharded) rather than plain token files."""
     return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))

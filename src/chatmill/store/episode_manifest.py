@@ -130,7 +130,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "tokens", sum(shard.tokens for shard in self.shards))
 
     def to_bytes(self) -> bytes:
-        """The file as it is written: UTF-8, indented by one space, a newline at the end."""
+        """Return the file as it is written: UTF-8, indented by one space, a newline at the end."""
         plain = msgspec.to_builtins(self)
         for column in plain["columns"].values():
             del column["name"]
@@ -138,7 +138,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
-    """The manifest of a split folder; None when there is none (three plain files)."""
+    """Return the manifest of a split folder; None when there is none (three plain files)."""
     path = folder / SPLIT_MANIFEST
     if not path.exists():
         return None

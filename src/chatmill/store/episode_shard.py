@@ -67,7 +67,7 @@ class EpisodeShard(TokenShard):
         return self.index[rows].T
 
     def column(self, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-        """A column that the manifest names; source codes are those of the split.
+        """Return a column that the manifest names; source codes are those of the split.
 
         `rows` choose some of its values, where each episode has one.
         """
@@ -87,18 +87,18 @@ class EpisodeShard(TokenShard):
         return recoded
 
     def offsets(self, name: str) -> NDArray[np.uint64]:
-        """Where the values of each episode begin in a column that has several, and where the last ones end."""
+        """Return where the values of each episode begin in a column that has several, and where the last ones end."""
         return self._map(self._specs[name].offsets_file, "<u8", self.episodes + 1)
 
     def bytes_of(self, name: str, row: int) -> bytes:
-        """Those of one episode in a column of texts."""
+        """Return those of one episode in a column of texts."""
         (start, stop), data = self.offsets(name)[row : row + 2].tolist(), self.column(name)
         if not start <= stop <= len(data):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
         return data[start:stop].tobytes()
 
     def branches(self, rows: NDArray[np.int64]) -> Branches:
-        """The branches of some episodes; none where episodes are no trees."""
+        """Return the branches of some episodes; none where episodes are no trees."""
         if BRANCHES.name not in self._specs:
             return Branches.none(len(rows))
         offsets, values = self.offsets(BRANCHES.name), self.column(BRANCHES.name)

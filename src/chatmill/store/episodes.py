@@ -135,7 +135,7 @@ class EpisodeDataset(Split):
         return (self[i] for i in range(len(self)))
 
     def _facts(self, shard: EpisodeShard, name: str, rows: list[int]) -> list[Any]:
-        """What a per-episode column says of some episodes of a shard."""
+        """Return what a per-episode column says of some episodes of a shard."""
         if self.columns[name].dtype == "utf8":
             return [shard.bytes_of(name, row).decode("utf-8", errors="replace") for row in rows]
         values: list[Any] = shard.column(name, rows).tolist()
@@ -190,7 +190,7 @@ class EpisodeDataset(Split):
         return self.manifest.sources if self.manifest else ()
 
     def column(self, name: str) -> NDArray[Any]:
-        """A whole per-episode column of numbers (a new array when there are several shards)."""
+        """Return a whole per-episode column of numbers (a new array when there are several shards)."""
         spec = self.columns.get(name)
         if spec is None or spec.per != "episode" or spec.offsets_file:
             numeric = [c.name for c in self.columns.values() if c.per == "episode" and not c.offsets_file]
@@ -202,7 +202,7 @@ class EpisodeDataset(Split):
         return np.concatenate([shard.column(name).copy() for shard in self.shards])  # a view would hold its file
 
     def shard_columns(self, shard: int) -> TokenColumns:
-        """The columns of a whole shard that have a value per token (views of its files)."""
+        """Return the columns of a whole shard that have a value per token (views of its files)."""
         files = self.shards[shard]
         return TokenColumns(
             files.token_ids,
@@ -233,12 +233,12 @@ class EpisodeDataset(Split):
         return any(len(shard.column("images")) for shard in self.shards)
 
     def image_bytes(self, number: int) -> bytes:
-        """The bytes of the pictures of an episode, one after another."""
+        """Return the bytes of the pictures of an episode, one after another."""
         ((shard, rows, _),) = self.by_shard(np.array([number]))
         return self.shards[shard].bytes_of("image_bytes", int(rows[0]))
 
     def branches(self, numbers: Ints) -> Branches:
-        """The branches of some episodes, in the order asked for."""
+        """Return the branches of some episodes, in the order asked for."""
         if not self.has_trees:
             return Branches.none(len(numbers))
         parts = [(self.shards[shard].branches(rows), places) for shard, rows, places in self.by_shard(numbers)]
@@ -281,7 +281,7 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
 
 
 def _match_manifest(manifest: EpisodeManifest | None, folders: list[Path], split: Path) -> None:
-    """The shards on disk must be the ones the manifest names."""
+    """Check that the shards on disk are the ones the manifest names."""
     present = [] if folders == [split] else [folder.name for folder in folders]
     named = present if manifest is None else [shard.name for shard in manifest.shards if shard.name]
     if present != named:

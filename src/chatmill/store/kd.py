@@ -71,7 +71,7 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
 
 
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """The files that a manifest lists (by shard, or flat in an export) are there, with the sizes that it says."""
+    """Check that the files a manifest lists (by shard, or flat in an export) are there, with the sizes it says."""
     files = manifest.get("files")
     if files is None:
         shards = [shard for split in manifest["splits"].values() for shard in split["shards"]]
@@ -96,7 +96,7 @@ class KDBlend(NamedTuple):
 
 
 def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlend:
-    """The shards of a split for `blend_per_split` of a `GPTDatasetConfig`, weighted by their tokens.
+    """Return the shards of a split for `blend_per_split` of a `GPTDatasetConfig`, weighted by their tokens.
 
     Weights need a number of samples; for exactly one epoch, or without a number, give `(blend.prefixes, None)`.
     Shards are not opened here beyond their sizes: the dataset checks them when it is built.
@@ -115,7 +115,7 @@ def synth_kd_blends(root: str | os.PathLike[str]) -> list[KDBlend | None]:
 
 
 def shard_prefixes(folder: Path) -> tuple[str, ...]:
-    """The token prefixes in the folder of a split, by the number in their names."""
+    """Return the token prefixes in the folder of a split, by the number in their names."""
     prefixes = [str(path.with_suffix("")) for path in folder.glob(f"*_{TOKENS}.idx")]
     return tuple(sorted(prefixes, key=lambda prefix: (len(prefix), prefix)))
 
@@ -126,7 +126,7 @@ def _split_order(path: Path) -> tuple[int, str]:
 
 
 def blend_arguments(root: str | os.PathLike[str]) -> str:
-    """The shards as arguments of Megatron-LM, `--train-data-path` and so on: a line each, quoted for a shell."""
+    """Return the shards as arguments of Megatron-LM, `--train-data-path` and so on: a line each, quoted for a shell."""
     lines = []
     for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(Path(root).resolve()), strict=True):
         if blend is not None:
@@ -182,12 +182,12 @@ class KDDocuments(Split):
         )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
-        """The shard as `source`; nothing else is stored of records."""
+        """Return the shard as `source`; nothing else is stored of records."""
         return [self.shards[shard].name for shard in self.locate(numbers)[0].tolist()] if name == "source" else None
 
 
 def is_kd(path: Path) -> bool:
-    """Whether a path is a distillation set, finished or not, or a split of one."""
+    """Return whether a path is a distillation set, finished or not, or a split of one."""
     if not path.is_dir():
         return False
     return bool(shard_prefixes(path)) or any(shard_prefixes(folder) for folder in path.iterdir() if folder.is_dir())
@@ -207,7 +207,7 @@ def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredData
 
 
 def _about(manifest: Any) -> dict[str, Any]:
-    """What a build would say of the same: how these datasets are made is fixed but for `config`."""
+    """Return what a build would say of the same: how these datasets are made is fixed but for `config`."""
     renderer = hashlib.sha256(canonical_json(manifest["renderer"])).hexdigest()
     split = hashlib.sha256(canonical_json(manifest["split"])).hexdigest()
     return {

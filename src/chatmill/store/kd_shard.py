@@ -40,7 +40,7 @@ _SIDECAR_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def token_prefix(prefix: str | os.PathLike[str]) -> str:
-    """The prefix of a shard's token files, checked for its name, which is where the sidecars are found."""
+    """Return the prefix of a shard's token files, checked for its name, which is where the sidecars are found."""
     text = os.fspath(prefix)
     if not text.endswith(f"_{TOKENS}"):
         hint = f"; did you mean {text}_{TOKENS}?" if idx_path(f"{text}_{TOKENS}").exists() else ""
@@ -52,12 +52,12 @@ def token_prefix(prefix: str | os.PathLike[str]) -> str:
 
 
 def sidecar_prefix(prefix: str | os.PathLike[str], column: str) -> str:
-    """The prefix of a sidecar, from that of the token files."""
+    """Return the prefix of a sidecar, from that of the token files."""
     return f"{token_prefix(prefix).removesuffix(TOKENS)}{column}"
 
 
 def check_sidecar_name(name: str) -> None:
-    """A sidecar of a user's own has a plain name that is not one of ours."""
+    """Refuse a sidecar of a user's own whose name is not plain, or is one of ours."""
     if not _SIDECAR_NAME.fullmatch(name) or name in COLUMNS:
         raise ConfigError(
             f"{name!r} is no name for a sidecar: lower-case letters, digits and _, and none of {', '.join(COLUMNS)}"
@@ -120,7 +120,7 @@ class KDShard:
         return self.tokens.documents
 
     def values(self, column: str) -> NDArray[Any]:
-        """All values of the tokens or of a sidecar, flat, mapped from their file."""
+        """Return all values of the tokens or of a sidecar, flat, mapped from their file."""
         index = self.tokens if column == TOKENS else self.sidecars[column]
         return self.files.get(index.bin, index.dtype, index.values)
 
@@ -129,7 +129,7 @@ class KDShard:
         return np.stack([self.tokens.starts(rows), self.tokens.lengths[rows]])
 
     def place(self, number: int) -> slice:
-        """Where a document lies in the flat values."""
+        """Return where a document lies in the flat values."""
         first = int(self.tokens.pointers[number]) // self.tokens.dtype.itemsize
         return slice(first, first + int(self.tokens.lengths[number]))
 
@@ -231,7 +231,7 @@ class KDShard:
 
 
 def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
-    """A sidecar has the sequences, lengths and document borders of the tokens."""
+    """Check that a sidecar has the sequences, lengths and document borders of the tokens."""
     for plural, noun, values, expected in (
         ("sequences", "length", sidecar.lengths, tokens.lengths),
         ("documents", "border", sidecar.document_indices[1:], tokens.document_indices[1:]),

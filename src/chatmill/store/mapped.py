@@ -20,7 +20,7 @@ SAMPLES = 64
 
 
 def map_file(path: str | Path, dtype: DTypeLike, records: int | None = None) -> NDArray[Any]:
-    """The records of a file, read-only, straight from the disk.
+    """Return the records of a file, read-only, straight from the disk.
 
     `records`: how many there must be; without it the size must be a multiple of a record.
     """
@@ -57,7 +57,7 @@ class MappedFiles:
 
 
 def _most_files() -> int:
-    """How many files a dataset may map at once: descriptors are limited."""
+    """Return how many files a dataset may map at once: descriptors are limited."""
     try:
         import resource
     except ImportError:  # no such limit to read on this platform
@@ -77,7 +77,7 @@ def file_size(path: str | Path) -> int:
 
 
 def whole_records(path: str | Path, size: int, record: int) -> int:
-    """How many records of `record` bytes a file of `size` bytes holds; a rest is a `FormatError`."""
+    """Return how many records of `record` bytes a file of `size` bytes holds; a rest is a `FormatError`."""
     count, rest = divmod(size, record)
     if rest:
         raise FormatError(

@@ -34,12 +34,12 @@ SLICE = 1 << 20
 
 
 def bin_path(prefix: str | os.PathLike[str]) -> Path:
-    """The values of a dataset: `PREFIX.bin`."""
+    """Return the values of a dataset: `PREFIX.bin`."""
     return Path(f"{os.fspath(prefix)}.bin")
 
 
 def idx_path(prefix: str | os.PathLike[str]) -> Path:
-    """The index of a dataset: `PREFIX.idx`."""
+    """Return the index of a dataset: `PREFIX.idx`."""
     return Path(f"{os.fspath(prefix)}.idx")
 
 
@@ -94,7 +94,7 @@ class MegatronWriter(ExitStack):
             self.records["idx"] = file.finish()
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
+        """Return the values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
         if values.dtype == self.dtype:
             return values
         cast = values.astype(self.dtype)
@@ -108,7 +108,7 @@ class MegatronWriter(ExitStack):
         return cast
 
     def _index(self) -> Iterator[NDArray[Any] | bytes]:
-        """The bytes of the index, in pieces."""
+        """Yield the bytes of the index, in pieces."""
         yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype.name], self.documents, self.documents + 1)
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
         yield lengths.astype("<i4", copy=False)
@@ -173,7 +173,7 @@ class MegatronIndex:
         )
 
     def starts(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where sequences begin in the flat values."""
+        """Return where sequences begin in the flat values."""
         return self.pointers[sequences] // self.dtype.itemsize
 
     @property
@@ -182,7 +182,7 @@ class MegatronIndex:
         return len(self.document_indices) - 1
 
     def read(self) -> NDArray[Any]:
-        """All values, flat, mapped from the `.bin`."""
+        """Return all values, flat, mapped from the `.bin`."""
         return map_file(self.bin, self.dtype, self.values)
 
 

@@ -171,17 +171,17 @@ class _KD(Struct):
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A receipt with the hash of its contents."""
+    """Return a receipt with the hash of its contents."""
     return {**content, SEAL: _seal(content)}
 
 
 def receipt_bytes(content: Mapping[str, Any]) -> bytes:
-    """A receipt as it is written: UTF-8 JSON, keys sorted, indented by one space, a newline at the end."""
+    """Return a receipt as it is written: UTF-8 JSON, keys sorted, indented by one space, a newline at the end."""
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def seal_problem(content: Mapping[str, Any]) -> str:
-    """What is wrong with the hash of a receipt's contents; empty where nothing is."""
+    """Return what is wrong with the hash of a receipt's contents; empty where nothing is."""
     try:
         digest = _seal(content)
     except DataError as error:
@@ -196,7 +196,7 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The manifest of a dataset folder; None if there is none.
+    """Return the manifest of a dataset folder; None if there is none.
 
     One that was changed after it was written is refused; with `check_seal` False that is left to the caller.
     """
@@ -204,17 +204,17 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
 
 
 def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The export.json of a folder; None if there is none. Checked as a manifest is."""
+    """Return the export.json of a folder; None if there is none. Checked as a manifest is."""
     return _receipt(directory / EXPORT_MANIFEST, _Export, check_seal)
 
 
 def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The manifest of a finished distillation dataset; None if there is none. Checked as that of a build is."""
+    """Return the manifest of a finished distillation dataset; None if there is none. Checked as that of a build is."""
     return _receipt(directory / MANIFEST, _KD, check_seal)
 
 
 def manifest_kind(directory: Path) -> str | None:
-    """What the manifest.json of a folder says it is: `FORMAT`, `KD_SCHEMA`, or None for none and for others'."""
+    """Return what the manifest.json of a folder says it is: `FORMAT`, `KD_SCHEMA`, or None for none and for others'."""
     path = directory / MANIFEST
     manifest = read_object(path) if path.exists() else {}
     said = (manifest.get("format"), manifest.get("schema_version"))

@@ -41,7 +41,7 @@ class SourceCodes:
         return tuple(self.codes)
 
     def code(self, name: str) -> int:
-        """The code of a name."""
+        """Return the code of a name."""
         return self.codes.setdefault(name, len(self.codes))
 
     def translate(self, codes: NDArray[np.uint32], names: Sequence[str]) -> NDArray[np.uint32]:
@@ -111,7 +111,7 @@ class ShardWriter:
         self._files[MASK].write(mask.astype(self._mask_dtype, copy=False))
 
     def _widen_mask(self) -> None:
-        """The first fractional weight of the shard: rewrite what is there as float32, piece by piece."""
+        """Rewrite what is there as float32, piece by piece, at the first fractional weight of the shard."""
         self._files[MASK].finish()
         narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)

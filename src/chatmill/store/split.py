@@ -94,7 +94,7 @@ class Split(ABC):
 
     @abstractmethod
     def shard_columns(self, shard: int) -> TokenColumns:
-        """The columns of a whole shard that have a value per token."""
+        """Return the columns of a whole shard that have a value per token."""
 
     @abstractmethod
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
@@ -109,7 +109,7 @@ class Split(ABC):
         return False
 
     def branches(self, numbers: Ints) -> Branches:
-        """The branches of some documents."""
+        """Return the branches of some documents."""
         return Branches.none(len(numbers))
 
     def release(self) -> None:
@@ -134,7 +134,7 @@ class Split(ABC):
         return shards, starts, lengths
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
-        """Some documents in the order asked for, or only the first `lengths` tokens of each.
+        """Return some documents in the order asked for, or only the first `lengths` tokens of each.
 
         Neighbours on disk are read in one piece, so a walk in the order of the files costs no loop over documents.
         """
@@ -162,7 +162,7 @@ class Split(ABC):
         )
 
     def batches(self) -> Iterator[Ints]:
-        """All numbers in order, in groups of about `BATCH_TOKENS` tokens."""
+        """Return all numbers in order, in groups of about `BATCH_TOKENS` tokens."""
         numbers = np.arange(len(self), dtype=np.int64)
         return (numbers[first:last] for first, last in even_ranges(self.lengths))
 

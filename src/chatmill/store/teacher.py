@@ -72,14 +72,14 @@ class _Piece(NamedTuple):
 
 
 def ids_hash(ids: NDArray[np.uint32]) -> int:
-    """A hash of token ids, for comparing what a teacher has read with what is stored."""
+    """Return a hash of token ids, for comparing what a teacher has read with what is stored."""
     from xxhash import xxh3_64_intdigest
 
     return xxh3_64_intdigest(np.ascontiguousarray(ids, dtype="<u4").data)
 
 
 def targets_of(documents: Documents) -> NDArray[np.bool_]:
-    """Which tokens a teacher has a distribution for: those that are trained, but the first of each document."""
+    """Return which tokens a teacher has a distribution for: those that are trained, but the first of each document."""
     trained = documents.trained.copy()
     trained[documents.offsets[:-1][np.diff(documents.offsets) > 0]] = False
     return trained
@@ -137,7 +137,7 @@ class TeacherColumn:
             )
 
     def has(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Which documents the teacher has answered."""
+        """Return which documents the teacher has answered."""
         return self._piece[numbers] >= 0
 
     def unanswered(self) -> Iterator[tuple[Ints, Documents]]:
@@ -161,7 +161,7 @@ class TeacherColumn:
             )
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Distributions:
-        """The distributions of some documents that it has, or of the first `lengths` tokens of each."""
+        """Return the distributions of some documents that it has, or of the first `lengths` tokens of each."""
         documents = self.dataset.gather(numbers, lengths)
         places = np.flatnonzero(targets_of(documents))
         firsts = np.searchsorted(places, documents.offsets)
@@ -191,7 +191,7 @@ class TeacherColumn:
         return {**counts, "k": self.k, "parts": len(self.parts), "bytes": size}
 
     def problems(self, vocab_size: int) -> Iterator[tuple[Path, str]]:
-        """What is wrong with the files, the hashes of documents, their targets, and the numbers."""
+        """Yield what is wrong with the files, the hashes of documents, their targets, and the numbers."""
         for path in self.parts:
             if file_digest(path, Hash.XXH128) != path.name.removesuffix(SUFFIX):
                 yield path, "its bytes have changed since it was written: its name is their hash"
@@ -221,7 +221,7 @@ TOLERANCE = 0.01
 def wrong_numbers(
     ids: NDArray[Any], logprobs: NDArray[np.float64], rest: NDArray[Any], vocab_size: int
 ) -> tuple[int, str] | None:
-    """The first row that is no distribution over the vocabulary, and why; None where all are."""
+    """Return the first row that is no distribution over the vocabulary, and why; None where all are."""
     ordered = np.sort(ids, axis=1)
     total = np.exp(logprobs).sum(axis=1) + rest
     for wrong, words in (

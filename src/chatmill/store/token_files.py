@@ -31,7 +31,7 @@ class TokenShard:
         names: tuple[str, str] = (TOKENS, MASK),
         mask_types: Sequence[np.dtype[Any]] = MASK_TYPES,
     ) -> None:
-        """The size of a mask decides its type; a mask of another size is kept as `mask_problem`."""
+        """Take the type of a mask from its size; a mask of another size is kept as `mask_problem`."""
         self.folder, self.files = folder, files
         self.token_file, self._mask_file = names
         self.tokens = whole_records(folder / names[0], file_size(folder / names[0]), 4)
@@ -62,7 +62,7 @@ class TokenShard:
         return self.mask_problem or ("" if self.mask_dtype is not None else missing)
 
     def _map(self, name: str, dtype: str | np.dtype[Any], records: int | None) -> NDArray[Any]:
-        """A file that must hold `records` records; None: any number."""
+        """Return a file that must hold `records` records; None: any number."""
         return self.files.get(f"{self.folder}/{name}", dtype, records)
 
 

@@ -48,24 +48,24 @@ class RowsOfTrees(Split):
         return hashlib.sha256(f"rows of {self.stored.fingerprint}".encode()).hexdigest()
 
     def shard_columns(self, shard: int) -> TokenColumns:
-        """Those of the trees: every value of a row is among them."""
+        """Return those of the trees: every value of a row is among them."""
         return self.stored.shard_columns(shard)
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
-        """Those of the tree of each row; how many turns a row has is not known."""
+        """Return those of the tree of each row; how many turns a row has is not known."""
         return None if name == "turns" else self.stored.facts(name, self.trees_of(numbers))
 
     def trees_of(self, numbers: Ints) -> Ints:
-        """The tree of each row."""
+        """Return the tree of each row."""
         return np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Where the tree of each row is, with the length of the row: a row is no piece of a file."""
+        """Return where the tree of each row is, with the length of the row: a row is no piece of a file."""
         shards, starts, _ = self.stored.locate(self.trees_of(numbers))
         return shards, starts, self._lengths[numbers]
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
-        """Some rows in the order asked for, or only the first `lengths` tokens of each."""
+        """Return some rows in the order asked for, or only the first `lengths` tokens of each."""
         trees, place = np.unique(self.trees_of(numbers), return_inverse=True)
         stored = self.stored.gather(trees)
         sizes, branches = np.diff(stored.offsets), self.stored.branches(trees)

@@ -154,7 +154,7 @@ def block_tokenize_fn(
 def tokenize_blocks(
     features: Mapping[str, Sequence[str]], tokenizer: Any, feature: str, packing: PackOptions
 ) -> Blocks:
-    """The same as `block_tokenize_fn`, with a report of what was cut and left out."""
+    """Return the same as `block_tokenize_fn`, with a report of what was cut and left out."""
     if packing.packing_strategy not in STRATEGIES:
         raise UnknownNameError("packing strategy", packing.packing_strategy, [s.value for s in STRATEGIES])
     bos = special_id(tokenizer, "bos") if packing.add_bos else None
@@ -298,7 +298,7 @@ def _split(offsets: Ints, splitting: _Splitting, room: Ints) -> _Pieces:
 
 
 def _rooms(lengths: Ints, splitting: _Splitting) -> Ints:
-    """The room that each document finds when it comes to the open block (a full block means a new one).
+    """Return the room that each document finds when it comes to the open block (a full block means a new one).
 
     Each answer depends on the one before, so this is a loop over documents, of a few integer operations each.
     """
@@ -321,7 +321,7 @@ def _rooms(lengths: Ints, splitting: _Splitting) -> Ints:
 def _assemble(
     ids: Ints, pieces: _Pieces, block_offsets: Ints, bos: int | None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of each block and the starts of the pieces in it, as lists."""
+    """Return the tokens of each block and the starts of the pieces in it, as lists."""
     flat = ids[ranges(pieces.first, pieces.lengths)]
     offsets = offsets_of(pieces.lengths)
     if bos is not None:

@@ -176,7 +176,7 @@ class Transcription:
 def conversation_to_transcript(
     conversation: Conversation | Mapping[str, Any], *, tokenizer: Any, context_length: int
 ) -> str | None:
-    """The transcript of a conversation cut to the pairs that fit, or None where not even the first pair does.
+    """Return the transcript of a conversation cut to the pairs that fit, or None where not even the first pair does.
 
     A pair is a user message and the assistant message right after it. Tokens are counted with all markers,
     without eos. The first pair must fit into `context_length` together with the system span, each later pair
@@ -240,7 +240,7 @@ def _transcription(conversation: Conversation, lengths: Sequence[int], context_l
 
 
 def _paired_messages(messages: Sequence[Message]) -> int:
-    """How many messages, from the first on, are a system message (or none) and pairs; 0 without a pair."""
+    """Return how many messages, from the first on, are a system message (or none) and pairs; 0 without a pair."""
     first = int(bool(messages) and _is_span(messages[0], Role.SYSTEM))
     end = first
     while (
@@ -251,7 +251,7 @@ def _paired_messages(messages: Sequence[Message]) -> int:
 
 
 def _is_span(message: Message, role: Role) -> bool:
-    """A message of the role that is text alone: a transcript has no form for tool calls."""
+    """Return a message of the role that is text alone: a transcript has no form for tool calls."""
     is_text = message.structured is None and not message.parts
     return message.role is role and not message.tool_calls and message.recipient is None and is_text
 

@@ -48,7 +48,7 @@ class RenderedRow(NamedTuple):
 
 
 def valid_threshold(valid_fraction: float) -> int:
-    """The number below which the hash of a `synth_id` puts its row into `valid`: 0 to 2**64."""
+    """Return the number below which the hash of a `synth_id` puts its row into `valid`: 0 to 2**64."""
     fraction = Decimal(str(valid_fraction))
     if fraction.is_nan() or not 0 <= fraction <= 1:
         raise ConfigError(f"valid_fraction is {valid_fraction}; it must be from 0 to 1")
@@ -56,12 +56,12 @@ def valid_threshold(valid_fraction: float) -> int:
 
 
 def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> KDSplit:
-    """The split of a row: a pure function of its id."""
+    """Return the split of a row: a pure function of its id."""
     return KDSplit.VALID if is_valid(synth_id.encode(), valid_threshold(valid_fraction)) else KDSplit.TRAIN
 
 
 def is_valid(synth_id: bytes, threshold: int) -> bool:
-    """Whether the row with this id, in UTF-8, is in `valid`."""
+    """Return whether the row with this id, in UTF-8, is in `valid`."""
     return hash_of(synth_id) < threshold
 
 
@@ -82,7 +82,7 @@ class OfficialRows:
         encoding(vocabulary)
 
     def render(self, row: str | None) -> RenderedRow:
-        """One row; what the rules or the renderer refuse is a `RecordError` without a place."""
+        """Return one row; what the rules or the renderer refuse is a `RecordError` without a place."""
         messages = checked_messages(row)
         ids = np.array([*render_training(messages, self._vocabulary), EOD], dtype=np.int32)
         starts = np.flatnonzero(ids == START)  # text never becomes a control id, so there is one for each message

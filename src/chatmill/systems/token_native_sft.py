@@ -49,7 +49,7 @@ class ChatExample(_ExampleId):
 
 
 def sft_token_ids(tokenizer: Any) -> dict[str, int]:
-    """The four control ids under the names that the functions take: `sys_id`, `usr_id`, `asst_id`, `eot_id`.
+    """Return the four control ids under the names that the functions take: `sys_id`, `usr_id`, `asst_id`, `eot_id`.
 
     A tokenizer that lacks one is an error; `load_tokenizer(..., control_tokens=[...])` adds them.
     """
@@ -228,7 +228,7 @@ def sft_batch(
 
 
 def _check_roles(**ids: int) -> None:
-    """No two of the control ids are the same: a scan could not tell them apart."""
+    """Check that no two of the control ids are the same: a scan could not tell them apart."""
     if len(set(ids.values())) < len(ids):
         listed = ", ".join(f"{name}={value}" for name, value in ids.items())
         raise DataError(f"the four control tokens need four different ids, but here some are equal: {listed}")

@@ -115,7 +115,7 @@ class GigatokenBackend:
         return ids, offsets - offsets[0] if offsets[0] else offsets
 
     def vocabulary(self) -> dict[int, bytes]:
-        """The bytes of every id."""
+        """Return the bytes of every id."""
         return dict(self._tokenizer.vocab)
 
 
@@ -210,6 +210,6 @@ class TiktokenBackend:
 
 
 def _flat(rows: list[list[int]]) -> Encoded:
-    """The ids of all texts, and the offsets of each."""
+    """Return the ids of all texts, and the offsets of each."""
     offsets = offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
     return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1])), offsets

@@ -17,7 +17,7 @@ WANTED = ('"*.json"', '"*.jinja"')
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name could be that of a model on the hub, and is not an existing path."""
+    """Return whether a name could be that of a model on the hub, and is not an existing path."""
     return NAME.fullmatch(name) is not None and not name.endswith(FILES) and not os.path.lexists(name)
 
 

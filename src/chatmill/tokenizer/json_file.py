@@ -161,7 +161,7 @@ def _plain_bytes(token: str) -> bytes:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """The bytes of a token; one with a character that is not a stand-in for a byte is itself."""
+    """Return the bytes of a token; one with a character that is not a stand-in for a byte is itself."""
     try:
         return token.translate(_BYTES).encode("latin-1")
     except UnicodeEncodeError:

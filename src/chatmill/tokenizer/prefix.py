@@ -49,7 +49,7 @@ def _of_pre_tokenizer(step: Mapping[str, Any]) -> tuple[Prefix, dict[str, Any]] 
 
 
 def rule_steps(part: Any, key: str) -> list[dict[str, Any]]:
-    """The rules of a normalizer or pre-tokenizer: those of a sequence, or the one; none where it is null."""
+    """Return the rules of a normalizer or pre-tokenizer: those of a sequence, or the one; none where it is null."""
     if part is None:
         return []
     return list(part.get(key, [])) if part.get("type") == "Sequence" else [part]

@@ -60,11 +60,11 @@ class ProbeAnswers:
     """The texts as the tokenizer's normalizer leaves them."""
 
     def given_by(self, tokenizer: Tokenizer) -> bool:
-        """Whether a tokenizer gives the same ids, and their bytes, joined, are the normalised texts."""
+        """Return whether a tokenizer gives the same ids, and their bytes, joined, are the normalised texts."""
         return _ids_of(tokenizer) == self.ids and self.bytes_add_up(tokenizer)
 
     def bytes_add_up(self, tokenizer: Tokenizer) -> bool:
-        """Whether the bytes of the tokens, joined, are the normalised text on the whole probe."""
+        """Return whether the bytes of the tokens, joined, are the normalised text on the whole probe."""
         return all(
             b"".join(map(tokenizer.text_bytes, row)) == text.encode()
             for row, text in zip(self.ids, self.normalized, strict=True)

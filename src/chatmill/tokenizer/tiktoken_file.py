@@ -113,5 +113,5 @@ def _reference(ranks: dict[bytes, int]) -> Backend | None:
 
 
 def _ranks(raw: bytes) -> dict[bytes, int]:
-    """The rank of each token in a file whose hash is known."""
+    """Return the rank of each token in a file whose hash is known."""
     return {binascii.a2b_base64(token): int(rank) for token, rank in map(bytes.split, raw.splitlines())}

@@ -71,7 +71,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - never raised, only shown as a 
 
 
 def label_of(spec: object) -> str:
-    """The words for a job in messages: `spec.label`, or a short repr."""
+    """Return the words for a job in messages: `spec.label`, or a short repr."""
     return str(getattr(spec, "label", None) or repr(spec)[:200])
 
 
@@ -103,7 +103,7 @@ def run_job(job: Callable[[Any], Any], spec: Any) -> bytes:
 
 
 def result_of(outcome: bytes) -> Any:
-    """In the driver: what `run_job` was given by the job; raises what the job raised."""
+    """Return, in the driver, what `run_job` got from the job; raise what the job raised."""
     done, value, warned = pickle.loads(outcome)
     for text in warned:
         from chatmill.tokenizer.backends import warn_of_fallback
@@ -122,7 +122,7 @@ def result_of(outcome: bytes) -> Any:
 
 
 def _packed_error(error: BaseException, label: str) -> tuple[bytes, str, str, str]:
-    """An exception on its way to the driver; empty bytes where it does not survive the journey."""
+    """Return an exception on its way to the driver; empty bytes where it does not survive the journey."""
     trace = "".join(traceback.format_exception(error)).rstrip()
     text = "".join(traceback.format_exception_only(error)).strip()
     packed = b""

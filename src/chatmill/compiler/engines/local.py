@@ -202,7 +202,7 @@ class _Worker:
 
 
 def helper_main(descriptor: int, driver: int) -> None:
-    """In the helper: load, then serve runs until the driver closes the pipe. Does not return."""
+    """Run the helper: load, then serve runs until the driver closes the pipe. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver alone decides what Ctrl-C means
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.set_inheritable(descriptor, False)
@@ -276,7 +276,7 @@ def _bury(
 
 
 def _work(pipe: Connection, helper: int) -> None:
-    """In a worker: one job after the other. Does not return."""
+    """Run a worker: one job after the other. Does not return."""
     _die_with(helper)
     with contextlib.suppress(EOFError, OSError):  # the helper is gone
         while True:

@@ -37,7 +37,7 @@ ENGINES = ("local", "ray")
 
 
 def named_executor(engine: str, workers: int | None = None) -> RayExecutor | None:
-    """The engine of a name; None for the local one, which every build makes for itself."""
+    """Return the engine of a name; None for the local one, which every build makes for itself."""
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, list(ENGINES))
     return RayExecutor(workers=workers) if engine == "ray" else None
@@ -114,7 +114,7 @@ def _knock(address: str) -> None:
 
 
 def remote_job(version: str, job: Callable[[Any], Any], spec: Any) -> bytes:
-    """In a Ray worker: run a job; refuses another version of this package, which could write other bytes."""
+    """Run a job in a Ray worker; refuse another version of this package, which could write other bytes."""
     if version != chatmill.__version__:
         raise ConfigError(
             f"a Ray worker on {os.uname().nodename} has chatmill {chatmill.__version__}, but the driver has {version}; "
@@ -143,7 +143,7 @@ def _run(ray: Any, job: Callable[[Any], Any], specs: Sequence[Any]) -> Iterator[
 
 
 def _outcome(ray: Any, reference: Any, label: str) -> bytes:
-    """What a task gave; errors of Ray in our words."""
+    """Return what a task gave; errors of Ray in our words."""
     try:
         return bytes(ray.get(reference))
     except ray.exceptions.RayTaskError as error:

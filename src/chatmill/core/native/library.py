@@ -55,7 +55,7 @@ def struct(*members: NDArray[Any] | int | None) -> NDArray[np.int64]:
 
 
 def memory(address: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
-    """A copy of an array that compiled code has."""
+    """Return a copy of an array that compiled code has."""
     size = count * np.dtype(dtype).itemsize
     return np.frombuffer(ctypes.string_at(address, size) if size else b"", dtype=dtype)
 

@@ -121,7 +121,7 @@ class Renderings:
         return self.pairs(first, stop)
 
     def ended(self, number: int) -> int:
-        """How one of them ended."""
+        """Return how one of them ended."""
         return self._rows[number][0]
 
     @property
@@ -131,7 +131,7 @@ class Renderings:
         return not (ended.any() and ended[(self.table[:, 3] < 0) | (ended != Ended.REFUSED)].any())
 
     def outputs(self, number: int) -> list[tuple[int, int]]:
-        """The segments of one of them, and the messages that they count from."""
+        """Return the segments of one of them, and the messages that they count from."""
         _, first, stop, same = self._rows[number]
         is_whole = number == len(self._rows) - 1
         return self._whole if is_whole else [*self._whole[:same], *self.pairs(first + same, stop)]
@@ -167,7 +167,7 @@ class FoundAnswers(NamedTuple):
     """As in replay.h."""
 
     def row(self, number: int) -> FoundAnswer:
-        """One of them."""
+        """Return one of them."""
         return FoundAnswer._make(self.table[number, 6:].tolist())
 
 
@@ -276,7 +276,7 @@ class Replayer:
         self._kept("describe", segment, *_numbers(owners), shows_record)
 
     def showing(self, number: int) -> list[tuple[int, int]]:
-        """The outputs that have texts of a message, as `Ask.SHOWN` has numbered them."""
+        """Return the outputs that have texts of a message, as `Ask.SHOWN` has numbered them."""
         room = 64
         while True:
             pairs = np.empty((room, 2), dtype=np.int64)
@@ -303,7 +303,7 @@ class Replayer:
     def turns(
         self, record: int, classes: NDArray[np.int32], messages: int, request: Sequence[int], loop: int
     ) -> KnownTurns | None:
-        """The turns that are known of a loop of the root; None where what comes before it is not known.
+        """Return the turns that are known of a loop of the root; None where what comes before it is not known.
 
         A request is the root's table, a reply, and the number of messages.
         """

@@ -152,7 +152,7 @@ class Scanned:
 
 
 def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
-    """The two arrays of each column of texts."""
+    """Return the two arrays of each column of texts."""
     return [(f"{name}_{part}", unit, np.int64) for name in names for part in ("starts", "lengths")]
 
 

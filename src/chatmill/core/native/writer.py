@@ -184,7 +184,7 @@ class Writer:
         return call_allocating(f"chatmill_writer_{function}", self._handle, *arguments)
 
     def _at(self, output: Asked) -> int:
-        """The message that an output counts from, as `chatmill_write` finds it."""
+        """Return the message that an output counts from, as `chatmill_write` finds it."""
         if output.segment < 0:
             return output.before
         is_owned = output.base >= 0 or bool(self._describe(output.segment).owners)

@@ -24,13 +24,13 @@ class Gemma3Rule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         if image.get("do_pan_and_scan"):
             raise ConfigError("pan and scan (do_pan_and_scan) adds crops of pictures, which Chatmill does not write")
         return cls(count=processor.get("image_seq_length") or image.get("image_seq_length") or 256)
 
     def grid(self, height: int, width: int) -> Grid:
-        """No crops."""
+        """Return no crops."""
         return (0,)
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:

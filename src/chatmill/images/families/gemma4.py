@@ -30,7 +30,7 @@ class Gemma4Rule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         return cls(
             patch=image.get("patch_size", 16),
             pooled=image.get("pooling_kernel_size", 3),
@@ -52,5 +52,5 @@ class Gemma4Rule(PictureRule):
         return (rows * columns,)
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """One token for each pooled patch."""
+        """Yield one token for each pooled patch."""
         yield self.token, grid[0]

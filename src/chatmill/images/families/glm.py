@@ -26,7 +26,7 @@ class GlmRule(QwenRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         size = image.get("size") or {}
         return cls(
             patch=image.get("patch_size", 14),

@@ -33,7 +33,7 @@ class Idefics3Rule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         return cls(
             count=processor.get("image_seq_len", 169),
             longest=(image.get("size") or {}).get("longest_edge", 4 * 364),
@@ -82,7 +82,7 @@ class Idefics3Rule(PictureRule):
         yield from ((FAKE, 1), (WHOLE, 1), (self.token, self.count), (FAKE, 1))
 
     def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor counts them."""
+        """Count as the processor does."""
         return [(int(rows), int(columns)) for rows, columns in zip(output["rows"][0], output["cols"][0], strict=True)]
 
     @property

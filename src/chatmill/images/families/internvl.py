@@ -29,7 +29,7 @@ class InternVLRule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model; the processor cuts pictures into tiles unless it is told otherwise."""
+        """Read it from the files of a model; the processor cuts pictures into tiles unless it is told otherwise."""
         size = image.get("size") or {}
         return cls(
             count=processor.get("image_seq_length", 256),
@@ -57,5 +57,5 @@ class InternVLRule(PictureRule):
         return (tiles + 1 if tiles > 1 else 1,)
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """The same number of tokens for each tile."""
+        """Yield the same number of tokens for each tile."""
         yield self.token, self.count * grid[0]

@@ -34,7 +34,7 @@ class Llama4Rule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         size = image.get("size") or {}
         height, width = size.get("height", 336), size.get("width", 336)
         if height != width:
@@ -48,7 +48,7 @@ class Llama4Rule(PictureRule):
         )
 
     def grid(self, height: int, width: int) -> Grid:
-        """The canvas that shrinks the picture least, or else enlarges it least; of those the smallest.
+        """Return the canvas that shrinks the picture least, or else enlarges it least; of those the smallest.
 
         Scales are compared in float32, as the processor compares them.
         """

@@ -25,7 +25,7 @@ class LlavaOnevisionRule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         size = image.get("size") or {"height": 384, "width": 384}
         named = processor.get("image_token", "<image>")
         return cls(
@@ -50,7 +50,7 @@ class LlavaOnevisionRule(PictureRule):
         return best
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """The whole picture alone, and a token, if there are others; else its tiles too."""
+        """Yield the whole picture alone, and a token, if there are others; else its tiles too."""
         count = self.count + 1 if others else self.count + self._of_tiles(grid, *size)
         yield self.token, count - self.drops_first
 

@@ -27,7 +27,7 @@ class PixtralRule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         names = {
             "placeholder": processor.get("image_token", "[IMG]"),
             "token": processor.get("image_token", "[IMG]"),
@@ -50,7 +50,7 @@ class PixtralRule(PictureRule):
         return rows * self.patch, columns * self.patch
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """A token for each patch, one after each row, and another one after the last."""
+        """Yield a token for each patch, one after each row, and another one after the last."""
         rows, columns = (side // self.patch for side in grid)
         for row in range(rows):
             yield self.token, columns

@@ -35,7 +35,7 @@ class QwenRule(PictureRule):
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
-        """From the files of a model."""
+        """Read it from the files of a model."""
         size = image.get("size") or {}
         return cls(
             patch=image.get("patch_size", 14),
@@ -45,7 +45,7 @@ class QwenRule(PictureRule):
         )
 
     def grid(self, height: int, width: int) -> Grid:
-        """One frame, and the patches of the resized picture."""
+        """Return one frame, and the patches of the resized picture."""
         if max(height, width) / min(height, width) > MOST_ASPECT:
             raise SizeError(f"one side is more than {MOST_ASPECT} times the other, which the model's processor refuses")
         step = self.patch * self.merge
@@ -60,7 +60,7 @@ class QwenRule(PictureRule):
         return 1, rows // self.patch, columns // self.patch
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """One token for each merged patch."""
+        """Yield one token for each merged patch."""
         yield self.token, math.prod(grid) // self.merge**2
 
     has_axes = True

@@ -142,7 +142,7 @@ class ViewServer(ThreadingHTTPServer):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host name or address."""
+    """Return whether only this machine can reach a host name or address."""
     if host == "localhost":
         return True
     try:

@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
-    """The difference between two single documents; None for a document that is not there."""
+    """Return the difference between two single documents; None for a document that is not there."""
     sides = [side for side in (a, b) if side is not None]
     with_kinds = all(side.kinds is not None for side in sides)
     borders = [_borders(side, with_kinds) for side in sides]
@@ -49,7 +49,7 @@ def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
 
 
 def _borders(document: Documents, with_kinds: bool) -> NDArray[np.int64]:
-    """Where runs of one kind and weight begin, and the end."""
+    """Return where runs of one kind and weight begin, and the end."""
     columns = [document.full_weights, document.kinds] if with_kinds else [document.full_weights]
     changes = np.any([column[1:] != column[:-1] for column in columns if column is not None], axis=0)
     return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(document.ids)]])
@@ -83,7 +83,7 @@ def _is_paired(old: Line, new: Line) -> bool:
 
 
 def _narrowed(old: Line, new: Line) -> Iterator[Line]:
-    """Two runs, with a few of the tokens that they share at their ends if they differ in tokens alone."""
+    """Yield two runs, with a few of the tokens that they share at their ends if they differ in tokens alone."""
     if (old.kind, old.weight) != (new.kind, new.weight):
         yield from (old, new)
         return

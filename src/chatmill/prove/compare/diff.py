@@ -130,7 +130,7 @@ class DatasetDiff:
         return about | ({} if decoder is None else {"text": Decoder(decoder).text(line.ids)})
 
     def decoder(self, line: Line) -> Tokenizer | None:
-        """The tokenizer of the side that a line is from."""
+        """Return the tokenizer of the side that a line is from."""
         return self.decoders[line.sign == "+"]
 
 
@@ -243,7 +243,7 @@ def _notes(letter: str, side: Records) -> Iterator[str]:
 
 
 def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | None, Tokenizer | None], list[str]]:
-    """The tokenizers of both manifests, where they load and are still those of the builds; else the reasons."""
+    """Return the tokenizers of both manifests, where they load and are still those of the builds; else the reasons."""
     old = manifest_tokenizer(a.about)
     new = old if a.about.get("tokenizer") == b.about.get("tokenizer") else manifest_tokenizer(b.about)
     tokenizers = [None if problem else tokenizer for tokenizer, problem in (old, new)]

@@ -35,7 +35,7 @@ class Records:
         return len(self.lengths)
 
     def split_names(self, numbers: Ints) -> NDArray[np.str_]:
-        """The split of each record."""
+        """Return the split of each record."""
         return self._names[np.searchsorted(self._firsts, numbers, side="right") - 1]
 
     def place(self, number: int) -> tuple[str, int]:
@@ -52,7 +52,7 @@ class Records:
                 yield self.splits[split], numbers[part] - self._firsts[split], numbers[part]
 
     def gather(self, numbers: Ints) -> Documents:
-        """Some records; kinds only if all of their splits have them."""
+        """Return some records; kinds only if all of their splits have them."""
         parts = [split.gather(numbers_there) for split, numbers_there, _ in self._by_split(numbers)]
         if len(parts) == 1:
             return parts[0]
@@ -65,12 +65,12 @@ class Records:
         )
 
     def batches(self, numbers: Ints) -> Iterator[Ints]:
-        """Some numbers in their order, about a million tokens of one split at a time."""
+        """Yield some numbers in their order, about a million tokens of one split at a time."""
         for _, _, part in self._by_split(numbers):
             yield from (part[first:last] for first, last in even_ranges(self.lengths[part]))
 
     def record_ids(self, numbers: Ints) -> list[str | None]:
-        """The id of each record; None if none is stored."""
+        """Return the id of each record; None if none is stored."""
         names: list[str | None] = []
         for split, numbers_there, _ in self._by_split(numbers):
             names += split.facts("record_id", numbers_there) or [None] * len(numbers_there)

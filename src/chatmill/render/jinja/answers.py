@@ -138,7 +138,7 @@ class Answers:
         return outputs
 
     def is_apart(self, index: int) -> bool:
-        """Whether A(index) does not have an answer after its own prompt, so that it is trained elsewhere."""
+        """Return whether A(index) does not have an answer after its own prompt, so that it is trained elsewhere."""
         return index in self._apart
 
     def why_apart(self, index: int) -> Answer[Cursor]:

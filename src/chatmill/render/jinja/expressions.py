@@ -42,7 +42,7 @@ def _split(text: str, method: str, arguments: tuple[Any, ...], named: tuple[tupl
 
 
 def root(expression: Expression) -> Path:
-    """The path of the field an expression is made of."""
+    """Return the path of the field an expression is made of."""
     while expression[0] == "apply":
         expression = expression[3]
     path: Path = expression[-1]
@@ -50,7 +50,7 @@ def root(expression: Expression) -> Path:
 
 
 def evaluate(expression: Expression, fields: Fields) -> str:
-    """The text of an expression for a record."""
+    """Return the text of an expression for a record."""
     operation = expression[0]
     if operation == "field":
         text: str = fields(expression[1])
@@ -66,7 +66,7 @@ def evaluate(expression: Expression, fields: Fields) -> str:
 
 
 def ask(question: Question, fields: Fields) -> Any:
-    """The reply to a question for a record; `...` where the record has nothing at that path."""
+    """Return the reply to a question for a record; `...` where the record has nothing at that path."""
     try:
         return _ASKED[question[0]](fields, *question[1:])
     except (LookupError, TypeError, AttributeError, ValueError):
@@ -74,14 +74,14 @@ def ask(question: Question, fields: Fields) -> Any:
 
 
 def kind_of_value(value: object) -> str:
-    """The JSON type of a value; true, false and null are types of their own."""
+    """Return the JSON type of a value; true, false and null are types of their own."""
     if value is None or value is True or value is False:
         return str(value)
     return type(value).__name__
 
 
 def written_value(value: object) -> str:
-    """A JSON value as a text that no other value has: 1, 1.0 and true are equal, and are written otherwise."""
+    """Return a JSON value as a text that no other value has: 1, 1.0 and true are equal, and are written otherwise."""
     return repr(value)
 
 
@@ -142,6 +142,6 @@ TOOLS = -1
 
 @lru_cache(maxsize=1 << 16)
 def owner_of(expression: Expression) -> int:
-    """The message that a text is from, or `TOOLS`."""
+    """Return the message that a text is from, or `TOOLS`."""
     path = root(expression)
     return TOOLS if isinstance(path[0], str) else int(path[0])

@@ -138,7 +138,7 @@ def seen(recipe: Recipe, by: int) -> Recipe:
 
 
 def moves(recipe: Recipe) -> bool:
-    """Whether what a value looks like depends on the turn that looks."""
+    """Return whether what a value looks like depends on the turn that looks."""
     if recipe[0] == "text":
         return any(e is not None for _, e in recipe[1])
     if recipe[0] == "list":

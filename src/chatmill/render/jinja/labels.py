@@ -218,7 +218,7 @@ class _Labeller:
             yield self._header(text[blank:], after)
 
     def _is_between_turns(self, number: int) -> bool:
-        """Whether a message stopped right before a shred, and goes on after it: its turn is opened again."""
+        """Return whether a message stopped right before a shred, and goes on after it: its turn is opened again."""
         before, after = self._shreds[number - 1], self._shreds[number + 1]
         return before.is_stop and after.begins
 
@@ -229,7 +229,7 @@ class _Labeller:
         return _context_kind(self._roles[owner], Part.CONTENT) | MARK
 
     def _is_in_header(self, number: int, owner: int) -> bool:
-        """Whether the last text of a message before a shred is part of its header."""
+        """Return whether the last text of a message before a shred is part of its header."""
         last = next((shred for shred in self._shreds[number::-1] if shred.mark is None and shred.owner == owner), None)
         return last is not None and last.expression is not None and part_of(last.expression) is Part.HEADER
 
@@ -278,7 +278,7 @@ class _Labeller:
 
 
 def _context_kind(role: RoleCode, part: Part) -> int:
-    """The kind of text that is not trained: answers are repeated."""
+    """Return the kind of text that is not trained: answers are repeated."""
     return kind(role, part) | (REPEATED if role is RoleCode.ASSISTANT else 0)
 
 
@@ -374,7 +374,7 @@ def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTe
 
 
 def _closing_kind(role: RoleCode, said: Said) -> int:
-    """What the end of a message is: no stop if the assistant's turn goes on."""
+    """Return what the end of a message is: no stop if the assistant's turn goes on."""
     return kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
 
 
@@ -394,7 +394,7 @@ def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple
 
 
 def _part_in(mark: Mark, said: Said, shred: Shred) -> Part | None:
-    """The part that a shred says of an answer; None if it is none of its texts."""
+    """Return the part that a shred says of an answer; None if it is none of its texts."""
     if shred.mark is not mark or shred.expression is None or shred.owner != mark.message:
         return None
     return _part_said(shred.expression, said)
@@ -407,7 +407,7 @@ def _part_said(expression: Expression, said: Said) -> Part:
 
 
 def part_of(expression: Expression) -> Part:
-    """The part of its message that a field is."""
+    """Return the part of its message that a field is."""
     path = root(expression)
     if isinstance(path[0], str):
         return Part.CONTENT
@@ -419,7 +419,7 @@ def part_of(expression: Expression) -> Part:
 
 
 def _is_reasoning(expression: Expression) -> bool:
-    """Whether a text is what stands before the mark that ends the reasoning inside a content."""
+    """Return whether a text is what stands before the mark that ends the reasoning inside a content."""
     while expression[0] == "apply":
         if expression[1] == "part" and REASONING_MARK.search(str(expression[2][1])):
             return bool(expression[2][3] == 0)

@@ -86,11 +86,11 @@ class Looks:
     # ---- for compiled code
 
     def is_hidden(self, message: int, outputs: list[Output]) -> int:
-        """Whether outputs leave out something of a message; a reply as for `Ask.SHOWN`."""
+        """Return whether outputs leave out something of a message; a reply as for `Ask.SHOWN`."""
         return self._verdict(lambda: self._hidden_of(message, outputs) != "")
 
     def is_parted(self, prompt: list[Output], ended: list[Output]) -> int:
-        """Whether outputs of P(i) and A(i) differ, whatever follows: neither text begins with the other."""
+        """Return whether outputs of P(i) and A(i) differ, whatever follows: neither text begins with the other."""
 
         def look(notes: Notes) -> bool:
             one, other = (self._segments.window(outputs, 0, self._view).rendering for outputs in (prompt, ended))

@@ -132,7 +132,7 @@ def _reads(body: Iterable[nodes.Node]) -> set[str]:
 
 
 def _leaves_early(body: Iterable[nodes.Node]) -> bool:
-    """Whether `break` or `continue` of this loop, and not of one inside it, is among statements."""
+    """Return whether `break` or `continue` of this loop, and not of one inside it, is among statements."""
     for node in body:
         if isinstance(node, nodes.Break | nodes.Continue):
             return True

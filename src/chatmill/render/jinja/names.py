@@ -92,7 +92,7 @@ class _Names:
 
 
 def _targets(node: object) -> set[str]:
-    """The names that an assignment sets."""
+    """Return the names that an assignment sets."""
     if isinstance(node, nodes.Name):
         return {node.name}
     return (

@@ -25,7 +25,7 @@ ANSWERED = (PLAIN, (*PLAIN, Message(Role.USER, "Q-two?"), Message(Role.ASSISTANT
 
 
 def probed_form(renderers: Sequence[Renderer], words: Collection[str]) -> InputForm:
-    """The input that shows all of a conversation with calls: strings before objects, null before empty.
+    """Return the input that shows all of a conversation with calls: strings before objects, null before empty.
 
     `renderers` run the template under each choice of its options; `words` are those in its text.
     """
@@ -47,7 +47,7 @@ def probed_form(renderers: Sequence[Renderer], words: Collection[str]) -> InputF
 
 
 def _shows(messages: Sequence[Message], form: InputForm, renderers: Sequence[Renderer]) -> bool:
-    """Whether the first rendering that the template does not refuse shows all texts of a probe as they are."""
+    """Return whether the first rendering that the template does not refuse shows all texts of a probe as they are."""
     view = RecordView(Conversation(tuple(messages)), form)
     for renderer in renderers:
         try:
@@ -72,7 +72,7 @@ def _texts_of(message: Message) -> list[str]:
 def habitual_stop(
     renderers: Sequence[Renderer], form: InputForm, stops: re.Pattern[str], specials: re.Pattern[str]
 ) -> str | None:
-    """A special token that the template writes after every answer, where no known stop is."""
+    """Return a special token that the template writes after every answer, where no known stop is."""
     stops_seen: set[str | None] = set()
     for probe in ANSWERED:
         view = RecordView(Conversation(probe), form)
@@ -87,7 +87,7 @@ def habitual_stop(
 def _behind_answers(
     rendering: Rendering, probe: Sequence[Message], stops: re.Pattern[str], specials: re.Pattern[str]
 ) -> Iterator[str | None]:
-    """The first special token after each answer of a probe; None where a known stop is there too."""
+    """Yield the first special token after each answer of a probe; None where a known stop is there too."""
     for index, message in enumerate(probe):
         last = max((p.stop for p in rendering.pieces if p.owner == index), default=None)
         if message.role is not Role.ASSISTANT or last is None:

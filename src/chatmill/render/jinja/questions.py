@@ -35,7 +35,7 @@ def at_own(question: Question, own: int = 0) -> Question:
 
 
 def holds_hole(expression: Expression) -> bool:
-    """Whether an expression is made of what a loop has written."""
+    """Return whether an expression is made of what a loop has written."""
     while expression[0] == "apply":
         expression = expression[3]
     return bool(expression[0] == HOLE)

@@ -75,7 +75,7 @@ class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
     def __init__(self, conversation: Conversation | tuple[Conversations, int], form: InputForm) -> None:
-        """A conversation, or its place in a batch; nothing is decoded until it is asked for."""
+        """Take a conversation, or its place in a batch; nothing is decoded until it is asked for."""
         if isinstance(conversation, Conversation):
             self.conversation = conversation
         else:
@@ -102,7 +102,7 @@ class RecordView:
         return Conversations.of([self.conversation]), 0
 
     def _columns(self) -> tuple[Conversations, int, slice]:
-        """The batch that holds the record, its place there, and those of its messages."""
+        """Return the batch that holds the record, its place there, and those of its messages."""
         batch, index = self._place
         return batch, index, slice(*batch.offsets[index : index + 2].tolist())
 
@@ -162,7 +162,7 @@ class RecordView:
         return batch.tools[index], batch.options[index]
 
     def again(self) -> RecordView:
-        """The same conversation, of which nothing is asked yet."""
+        """Return the same conversation, of which nothing is asked yet."""
         view = copy(self)
         view.is_keyed, view.probes = True, None
         return view
@@ -176,7 +176,7 @@ class RecordView:
         self.probes = Probes(view, RecordView(Conversation(tuple(messages)), self.form))
 
     def probed(self, count: int, probe: int) -> RecordView:
-        """The first messages, the last of which is a probe."""
+        """Return the first messages, the last of which is a probe."""
         messages = self.conversation.messages if self.probes is None else self.probes.view.conversation.messages
         shown = (*messages[: count - 1], messages[probe])
         return RecordView(Conversation(shown, tools=self.conversation.tools), self.form)
@@ -202,7 +202,7 @@ class RecordView:
         return batch.ids[index] or batch.wheres[index]
 
     def check_arguments(self) -> None:
-        """A `RecordError` for arguments that the template cannot be given."""
+        """Raise a `RecordError` for arguments that the template cannot be given."""
         batch, _, places = self._columns()
         if self.form.arguments is Arguments.OBJECT and batch.messages.call_counts[places].any():
             for k, message in enumerate(self.conversation.messages):
@@ -210,7 +210,7 @@ class RecordView:
                     self._arguments(k, j)
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
-        """The first messages and the tools; traced if there are notes to be taken."""
+        """Return the first messages and the tools; traced if there are notes to be taken."""
         if notes is None:
             done = len(self._plain)
             self._plain += [self.message(k, None) for k in range(done, count)]
@@ -223,11 +223,11 @@ class RecordView:
         return messages, tools
 
     def plain_message(self, index: int) -> dict[str, Any]:
-        """One message with plain values."""
+        """Return one message with plain values."""
         return self.values(index + 1, None)[0][index]
 
     def shape_numbers(self, numbers: dict[Any, int]) -> list[int]:
-        """The shape of every message as a number."""
+        """Return the shape of every message as a number."""
         return [numbers.setdefault(shape, len(numbers)) for shape in self._shapes]
 
     @cached_property
@@ -247,7 +247,7 @@ class RecordView:
         )
 
     def message(self, k: int, notes: Notes | None, address: Any = None) -> dict[str, Any]:
-        """One message; traced if there are notes to be taken, with paths that begin with an address."""
+        """Return one message; traced if there are notes to be taken, with paths that begin with an address."""
         message, at = self.conversation.messages[k], k if address is None else address
         fields: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (at, "content"), notes)
@@ -279,7 +279,7 @@ class RecordView:
         return fields
 
     def _part(self, part: str | Picture, path: Path, notes: Notes | None) -> dict[str, Any]:
-        """A text or a picture of a message, as templates read it."""
+        """Return a text or a picture of a message, as templates read it."""
         if isinstance(part, Picture):
             return {"type": "image"}
         return {"type": "text", "text": self._text(part, path, notes)}
@@ -322,7 +322,7 @@ class RecordView:
         return arguments
 
     def field(self, path: Path) -> Any:
-        """The value at a path."""
+        """Return the value at a path."""
         if path[0] == "tools":
             return _inside(self.tools, path[1:]) if path[1:] else list(self.tools)
         message = self.conversation.messages[path[0]]
@@ -339,7 +339,7 @@ class RecordView:
         return _inside(self._arguments(path[0], path[2]), path[4:])
 
     def _structured(self, message: Message) -> str:
-        """The text of a Harmony system or developer content."""
+        """Return the text of a Harmony system or developer content."""
         conversation = self.conversation
         has_tools = bool(conversation.tools) or any(has_function_tools(one.structured) for one in conversation.messages)
         return content_text(message.role.value, json.dumps(message.structured), has_tools)
@@ -355,7 +355,7 @@ class Probes(NamedTuple):
 
 
 def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
-    """The fields of a message that mean nothing here, and that the template reads."""
+    """Return the fields of a message that mean nothing here, and that the template reads."""
     return tuple(name for name in message.extra if name in form.more_fields) if message.extra else ()
 
 

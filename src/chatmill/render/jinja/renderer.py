@@ -171,7 +171,7 @@ class Renderer:
                 raise
 
     def _is_keyed(self, questions: Sequence[Question]) -> bool:
-        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
+        """Return whether the replies to questions are part of a record's key; those that can be will be from now on."""
         return self._keys is not None and self._keys.learn(questions)
 
     def classes(self, view: RecordView) -> Classes | None:
@@ -190,7 +190,7 @@ class Renderer:
 
     @staticmethod
     def is_compared(view: RecordView) -> bool:
-        """Whether a conversation in which nothing is new is one of those that are compared."""
+        """Return whether a conversation in which nothing is new is one of those that are compared."""
         return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
 
     def _run(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:

@@ -38,7 +38,7 @@ def literal_from(rendering: Rendering, at: int) -> str:
 
 
 def until_character(rendering: Rendering, stop: int) -> Rendering:
-    """The beginning of a rendering, cut in template text."""
+    """Return the beginning of a rendering, cut in template text."""
     count = bisect_left(rendering.pieces, stop, key=_start)
     pieces = rendering.pieces[:count]
     while count < len(rendering.pieces) and rendering.pieces[count].stop <= stop:  # empty ones
@@ -56,7 +56,7 @@ def note_emptiness(rendering: Rendering, notes: Notes) -> None:
 
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
-    """Whether one rendering begins with another; what that depends on besides the shape is noted."""
+    """Return whether one rendering begins with another; what that depends on besides the shape is noted."""
     ours, theirs = (
         [_Left(one.text[p.start : p.stop], p.expression) for p in reversed(one.pieces)] for one in (longer, shorter)
     )
@@ -95,7 +95,7 @@ class _Left(NamedTuple):
 
 
 def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
-    """Whether a text of the record begins with another character than the template writes in its place."""
+    """Return whether a text of the record begins with another character than the template writes in its place."""
     if field.expression is None or field.expression[0] == "const" or field.at or literal.expression is not None:
         return False
     first = literal.text[literal.at]
@@ -106,13 +106,13 @@ def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
 
 
 def common_start(text: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return how many characters two texts begin with alike."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def difference(prompt: Rendering, history: Rendering) -> str:
-    """Where the prompt and the history part ways, in the template's own text."""
+    """Return where the prompt and the history part ways, in the template's own text."""
     at = common_start(prompt.text, history.text)
     sides = [literal_from(one, at)[:24] for one in (prompt, history)]
     said = [repr(side) if side else "a text of the record, or nothing" for side in sides]

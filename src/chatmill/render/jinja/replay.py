@@ -43,10 +43,10 @@ class Verdicts(Protocol):
     """What compiled code asks of outputs of one conversation; replies as for `Ask.SHOWN`."""
 
     def is_hidden(self, message: int, outputs: list[tuple[int, int]]) -> int:
-        """Whether outputs leave out something of a message."""
+        """Return whether outputs leave out something of a message."""
 
     def is_parted(self, prompt: list[tuple[int, int]], ended: list[tuple[int, int]]) -> int:
-        """Whether outputs of P(i) and A(i) differ, whatever follows."""
+        """Return whether outputs of P(i) and A(i) differ, whatever follows."""
 
 
 class Classes(NamedTuple):

@@ -75,14 +75,14 @@ class Answer(NamedTuple, Generic[Place]):
         return self.reason in ("no_prompt", "template_refused", "content_after_result")
 
     def moved(self, move: Callable[[Place], Other], move_end: Callable[[Place], Other]) -> Answer[Other]:
-        """The answer at other places."""
+        """Return the answer at other places."""
         moved = tuple(Generation(move(a), move(b), move_end(c)) for a, b, c in self.generations)
         answer: Answer[Any] = self._replace(generations=())
         return answer._replace(generations=moved)
 
 
 def is_continued(message: Message) -> bool:
-    """Whether an assistant's turn goes on after a message (of Harmony): what ends the message is no stop."""
+    """Return whether an assistant's turn goes on after a message (of Harmony): what ends the message is no stop."""
     if message.tool_calls or message.channel not in ("analysis", "commentary"):
         return False
     return message.channel == "analysis" or message.recipient is None
@@ -108,7 +108,7 @@ class Rules:
         with_next: Sequence[Rendering] | None = None,
         opening: str | None = None,
     ) -> None:
-        """What is asked of texts goes to `notes`.
+        """Send what is asked of texts to `notes`.
 
         `with_next` are A(i) with messages that may follow, and `opening` is the generation prompt; both are not known
         at first.
@@ -152,7 +152,7 @@ class Rules:
         return Answer(index, stop=appended, is_appended=True, generations=generations)
 
     def _goes_on(self, pieces: list[Piece], end: int) -> bool:
-        """Whether text of a message is after the stop of its answer; later records must agree."""
+        """Return whether text of a message is after the stop of its answer; later records must agree."""
         behind = [piece for piece in pieces if piece.start >= end]
         return any(self._notes.filled(one.expression, one.start < one.stop) for one in behind)
 

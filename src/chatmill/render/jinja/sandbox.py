@@ -126,12 +126,12 @@ MISSING = object()
 
 
 def is_holder(callable_: object) -> bool:
-    """Whether a callable only keeps what it is given, or hands it to the template."""
+    """Return whether a callable only keeps what it is given, or hands it to the template."""
     return callable_ is _Namespace or callable_ is _dict or isinstance(callable_, Macro)
 
 
 def own_of(named: dict[str, Any]) -> dict[str, Any]:
-    """What a template itself gives a call by name; Jinja adds the variables around it."""
+    """Return what a template itself gives a call by name; Jinja adds the variables around it."""
     return {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
 
 
@@ -174,12 +174,12 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self.tests["in"] = self.is_in
 
     def template(self, source: str) -> jinja2.Template:
-        """A template that runs here."""
+        """Return a template that runs here."""
         code = _code_of(type(self), source)  # type: ignore[arg-type]  # mypy takes no class for hashable
         return self.template_class.from_code(self, code, self.make_globals(None), None)
 
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
-        """The text of a template; every failure of it is a `jinja2.TemplateError`."""
+        """Return the text of a template; every failure of it is a `jinja2.TemplateError`."""
         self.steps = 0
         try:
             return self.concat(template.root_render_func(template.new_context(values)))
@@ -195,11 +195,11 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return self.checked("".join(texts))
 
     def is_in(self, value: Any, container: Any) -> bool:
-        """The operator `in`."""
+        """Return the operator `in`."""
         return value in container
 
     def counted(self, values: Iterable[Any]) -> Any:
-        """What a loop goes over; its turns are counted."""
+        """Return what a loop goes over; its turns are counted."""
         self._step(1 + (len(values) if isinstance(values, Sized) else 0))
         return values
 
@@ -232,7 +232,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return self.checked(result) if isinstance(result, str) else result
 
     def wrap_str_format(self, value: Any) -> Any:
-        """The method `format` of a text, within limits; Jinja hands out its own function for it."""
+        """Return the method `format` of a text, within limits; Jinja hands out its own function for it."""
         wrapped: Any = super().wrap_str_format(value)
 
         def limited(*arguments: Any, **named: Any) -> str:
@@ -247,7 +247,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             raise LimitError(f"it takes more than {MAX_STEPS:,} steps for one conversation")
 
     def checked(self, text: str) -> str:
-        """The text itself, if it is not too long."""
+        """Return the text itself, if it is not too long."""
         if str.__len__(text) > MAX_CHARACTERS:
             raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
         return text
@@ -271,7 +271,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def _limited(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A filter that refuses what would make too much."""
+        """Return a filter that refuses what would make too much."""
 
         def limited(*arguments: Any, **named: Any) -> Any:
             values = [value for value in arguments if not isinstance(value, PASSED)]
@@ -290,7 +290,7 @@ def _code_of(kind: type[PlainSandbox], source: str) -> CodeType:
 
 
 def _failure(template: jinja2.Template, error: Exception) -> jinja2.TemplateError:
-    """How a template failed, with its line that an error comes from."""
+    """Return how a template failed, with its line that an error comes from."""
     is_said = isinstance(error, jinja2.TemplateError)
     failure: Any = error if is_said else jinja2.TemplateError(f"{type(error).__name__}: {error}")
     failure.lineno, step = None, error.__traceback__

@@ -56,7 +56,7 @@ class Segments:
     """All segments of one template."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Begin without any."""
         self.facts: list[SegmentFacts] = []
         """All segments so far, by their numbers."""
         self._numbers: dict[tuple[Part, ...], int] = {}

@@ -14,7 +14,7 @@ HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "re
 
 
 def not_shown(pieces: Iterable[Piece], view: RecordView, k: int, notes: Notes) -> str:
-    """The field of message `k` that pieces of a rendering leave out; nothing where they show all of it."""
+    """Return the field of message `k` that pieces of a rendering leave out; nothing where they show all of it."""
     shown: dict[Path, list[Expression]] = {}
     for piece in pieces:
         if piece.expression is not None:
@@ -35,7 +35,7 @@ def not_shown(pieces: Iterable[Piece], view: RecordView, k: int, notes: Notes) -
 
 
 def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], view: RecordView, notes: Notes) -> bool:
-    """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
+    """Return whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
     expressions = shown.get(path, [])
     if any(_is_harmless(expression, view, notes) for expression in expressions):
         return False
@@ -48,7 +48,7 @@ def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], 
 
 
 def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool:
-    """Whether an expression shows all of its text; so does the only part of a text that is split."""
+    """Return whether an expression shows all of its text; so does the only part of a text that is split."""
     while expression[0] == "apply":
         _, name, arguments, inner = expression
         if name not in HARMLESS:
@@ -62,7 +62,7 @@ def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool
 
 
 def _drops_reasoning(expression: Expression) -> bool:
-    """Whether a text is what is left of a content behind the mark that ends its reasoning."""
+    """Return whether a text is what is left of a content behind the mark that ends its reasoning."""
     while expression[0] == "apply":
         if expression[1] == "part" and REASONING_MARK.search(str(expression[2][1])):
             return True

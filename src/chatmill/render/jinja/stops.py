@@ -77,5 +77,5 @@ FAMILIES = (
 
 
 def families_of(text: str) -> list[StopFamily]:
-    """The families that a template is of."""
+    """Return the families that a template is of."""
     return [family for family in FAMILIES if all(mark in text for mark in family.marks)]

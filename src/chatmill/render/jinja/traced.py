@@ -110,7 +110,7 @@ class Traced(Noting, str):
             yield self[index : index + 1]
 
     def _parts(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method gives that takes a text apart."""
+        """Return what a method gives that takes a text apart."""
         parts = getattr(str, method)(self, *arguments, **named)
         inner, how = self._single(), (method, arguments, tuple(named.items()))
         if inner is not None and not may_hold(how):
@@ -157,7 +157,7 @@ class Traced(Noting, str):
         return []
 
     def _followed(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """What any method gives: a text is an expression, all else is the reply to a question."""
+        """Return what any method gives: a text is an expression, all else is the reply to a question."""
         result = getattr(str, name)(self, *arguments, **named)
         inner = self._single()
         is_fixed = not named and not may_hold(arguments) and all(isinstance(argument, _ASKED) for argument in arguments)
@@ -222,7 +222,7 @@ class Traced(Noting, str):
     # ---- its own
 
     def _single(self) -> Expression | None:
-        """The expression of a text that is one atom."""
+        """Return the expression of a text that is one atom."""
         return self._atoms[0][1] if len(self._atoms) == 1 else None
 
     @property
@@ -240,7 +240,7 @@ class Traced(Noting, str):
                 self._notes.note(("characters", expression), size)
 
     def pieces(self) -> Iterator[tuple[str, Expression | None]]:
-        """The text of every atom, and its expression."""
+        """Yield the text of every atom, and its expression."""
         at, plain = 0, plain_text(self)
         for size, expression in self._atoms:
             yield plain[at : at + size], expression
@@ -282,12 +282,12 @@ do_others(Traced, str, Traced._followed)
 
 
 def plain_text(text: str) -> str:
-    """The text alone, without its origin."""
+    """Return the text alone, without its origin."""
     return str.__str__(text)
 
 
 def _traced(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
-    """A text with atoms; a plain string where none of them comes from the record."""
+    """Return a text with atoms; a plain string where none of them comes from the record."""
     for _, expression in atoms:
         if expression is not None:
             text_made = _new(Traced, text)
@@ -297,7 +297,7 @@ def _traced(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
 
 
 def atoms_of(text: str) -> tuple[Atom, ...]:
-    """The atoms of a text, traced or not."""
+    """Return the atoms of a text, traced or not."""
     if type(text) is Traced:
         return text._atoms
     return ((_len(text), None),) if text else ()
@@ -311,7 +311,7 @@ def _borders(key: Any, size: int) -> tuple[int, int, int]:
 
 
 def _atoms_between(atoms: tuple[Atom, ...], start: int, stop: int) -> tuple[Atom, ...]:
-    """The atoms of a part of a text; an atom that is cut becomes a cut of its expression."""
+    """Return the atoms of a part of a text; an atom that is cut becomes a cut of its expression."""
     found: list[Atom] = []
     at = 0
     for size, expression in atoms:
@@ -325,12 +325,12 @@ def _atoms_between(atoms: tuple[Atom, ...], start: int, stop: int) -> tuple[Atom
 
 
 def field(text: str, path: Path, notes: Notes) -> str:
-    """The text of a record's field."""
+    """Return the text of a record's field."""
     return _traced(text, ((_len(text), ("field", path)),), notes)
 
 
 def made_of(text: str, expression: Expression, notes: Notes) -> str:
-    """A text that an expression gives."""
+    """Return a text that an expression gives."""
     return _traced(text, ((_len(text), expression),), notes)
 
 
@@ -346,7 +346,7 @@ def note_exact(value: object) -> None:
 
 
 def may_hold(value: object) -> bool:
-    """Whether something of the record may be in a value; of what keeps values of its own nobody knows."""
+    """Return whether something of the record may be in a value; of what keeps values of its own nobody knows."""
     if isinstance(value, Noting):
         return True
     if isinstance(value, dict):

@@ -29,14 +29,14 @@ from chatmill.render.jinja.traced import (
 
 
 def _noted(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
-    """What a method or attribute of a number gives; its exact value is noted, and that of every other number."""
+    """Return what a method or attribute of a number gives; its exact value is noted, and that of every other number."""
     note_exact([self, arguments, named])
     value = getattr(self._raw, name)
     return value(*without_origin(arguments), **without_origin(named)) if callable(value) else value
 
 
 def _by_value(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
-    """What a method of an object or list gives that is not followed."""
+    """Return what a method of an object or list gives that is not followed."""
     result = _noted(self, name, *arguments, **named)
     if type(result) in SCALARS:
         return result
@@ -140,7 +140,7 @@ class TracedDict(_Container, dict[Any, Any]):
         return bool(self._notes.note(("has", self._path, key), key in self._raw))
 
     def _keys(self) -> list[Any]:
-        """The keys are texts of the record: known by their numbers, whatever they are."""
+        """Return the keys: texts of the record, known by their numbers, whatever they are."""
         keys = list(self._raw)[: len(self)]
         return [field(key, (*self._path, (KEY, number)), self._notes) for number, key in enumerate(keys)]
 
@@ -150,7 +150,7 @@ class TracedDict(_Container, dict[Any, Any]):
         return self._child(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """As `dict.get`."""
+        """Do as `dict.get` does."""
         return self._child(key) if self._has(key) else default
 
     def __contains__(self, key: object) -> bool:
@@ -163,11 +163,11 @@ class TracedDict(_Container, dict[Any, Any]):
         return iter(self._keys()[::-1])
 
     def keys(self) -> Any:
-        """The keys, as a list."""
+        """Return the keys, as a list."""
         return _Listed(self._keys())
 
     def values(self) -> Any:
-        """The values, as a list."""
+        """Return the values, as a list."""
         values = list(self._raw.values())[: len(self)]
         return _Listed(
             wrapped(value, (*self._path, (VALUE, number)), self._notes) for number, value in enumerate(values)
@@ -218,7 +218,7 @@ do_others(TracedList, list, _by_value)
 
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:
-    """A JSON value of a record as a traced one; its type is noted."""
+    """Return a JSON value of a record as a traced one; its type is noted."""
     notes.note(("type", path), kind_of_value(value))
     if isinstance(value, str):
         return field(value, path, notes)
@@ -260,14 +260,14 @@ def settled(value: Any) -> Any:
 
 
 def settled_length(value: Any) -> Any:
-    """The length of a text as a plain number; of other numbers, which may be handed on, the value is noted."""
+    """Return the length of a text as a plain number; of other numbers, which may be handed on, the value is noted."""
     if isinstance(value, Measure | TracedNumber):
         note_exact(value)
     return value._raw if isinstance(value, Measure) else value
 
 
 def length_of(value: Any) -> int:
-    """The length of any value; that of a traced text answers comparisons without giving itself away."""
+    """Return the length of any value; that of a traced text answers comparisons without giving itself away."""
     if not isinstance(value, Traced):
         return len(value)
     length = TracedLength(str.__len__(value))
@@ -276,7 +276,7 @@ def length_of(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """A value as `str` writes it, with its origin."""
+    """Return a value as `str` writes it, with its origin."""
     if isinstance(value, SafeText):
         return str(value._text)
     if type(value) in (dict, list, tuple) and may_hold(value):
@@ -304,7 +304,7 @@ do_others(SafeText, str, SafeText._unfollowed)
 
 
 def written_as_json(value: Any, options: dict[str, Any]) -> str:
-    """A value as `json.dumps` writes it, with the origin of all its parts."""
+    """Return a value as `json.dumps` writes it, with the origin of all its parts."""
     if isinstance(value, TracedDict | TracedList):
         text = json.dumps(value._raw, **options)
         return made_of(text, ("json", tuple(sorted(options.items())), value._path), value._notes)
@@ -336,7 +336,7 @@ def _put_aside(value: Any, options: dict[str, Any], texts: list[str]) -> Any:
 
 
 def _json_string(text: Traced, ascii_only: bool) -> str:
-    """A text as a JSON string: JSON writes it character by character, so its atoms are written one by one."""
+    """Return a text as a JSON string: JSON writes it character by character, so its atoms are written one by one."""
     pieces: list[str] = ['"']
     for piece, expression in text.pieces():
         escaped = json.dumps(piece, ensure_ascii=ascii_only)[1:-1]

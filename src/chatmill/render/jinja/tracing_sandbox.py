@@ -125,7 +125,7 @@ class TracingSandbox(PlainSandbox):
         self.globals |= {"namespace": self._space, "range": _range}
 
     def template(self, source: str) -> jinja2.Template:
-        """A template that runs here."""
+        """Return a template that runs here."""
         return self.template_class.from_code(self, _hooked_code(source), self.make_globals(None), None)
 
     # ---- loops over messages
@@ -166,13 +166,13 @@ class TracingSandbox(PlainSandbox):
         return self.checked(joined(texts))
 
     def is_in(self, value: Any, container: Any) -> bool:
-        """The operator `in`, also for a traced text in a plain one."""
+        """Return the operator `in`, also for a traced text in a plain one."""
         if isinstance(value, str) and isinstance(container, str | dict):
             note_exact(value)
         return value in container
 
     def sliced(self, obj: Any, start: Any, stop: Any, step: Any) -> Any:
-        """The operator `[start:stop:step]`."""
+        """Return the operator `[start:stop:step]`."""
         borders = (start, stop, step)
         if type(obj) is MessagesView:
             return obj[slice(*(border if type(border) is Position else settled(border) for border in borders))]
@@ -235,7 +235,7 @@ class TracingSandbox(PlainSandbox):
         return super().call(context, callable_, *arguments, **named)
 
     def _of_plain_text(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A method of a text of the template, given texts of the record."""
+        """Return a method of a text of the template, given texts of the record."""
         name, text = method.__name__, method.__self__
         self._step(10)
         refuse_excess(name, [text, *arguments])
@@ -284,7 +284,7 @@ class TracingSandbox(PlainSandbox):
 
 @lru_cache(maxsize=128)
 def _hooked_code(source: str) -> CodeType:
-    """A template's code, which takes long to write and depends on nothing but its text."""
+    """Return a template's code, which takes long to write and depends on nothing but its text."""
     environment = TracingSandbox()
     tree = environment.parse(source)
     hook_loops(tree, environment)
@@ -293,7 +293,7 @@ def _hooked_code(source: str) -> CodeType:
 
 
 def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What an operation gives that is not followed: a number may depend on texts of the record, no text does."""
+    """Return what an operation gives that is not followed: a number may depend on texts of the record, no text does."""
     values = [argument for argument in arguments if not isinstance(argument, PASSED)]
     if not may_hold([values, named]):
         return make(*arguments, **named)
@@ -306,7 +306,7 @@ def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[s
 
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A filter that keeps origins by itself, or one that makes no text of the record's texts."""
+    """Return a filter that keeps origins by itself, or one that makes no text of the record's texts."""
 
     def traced(*arguments: Any, **named: Any) -> Any:
         values = [argument for argument in arguments if not isinstance(argument, PASSED)]
@@ -330,7 +330,7 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
-    """As `str.replace`, of any texts."""
+    """Do as `str.replace` does, with any texts."""
     refuse_excess("replace", [text, old, new])
     if type(text) is Traced:
         return text.replace(old, new, count)
@@ -340,7 +340,7 @@ def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
 
 
 def _formatted(form: Any, values: Sequence[Any]) -> str:
-    """As `form % values`, if it only puts texts into their places."""
+    """Do as `form % values` does, if it only puts texts into their places."""
     literals = form.split("%s") if type(form) is str else []
     if len(literals) != len(values) + 1 or "%" in "".join(literals):
         raise OriginLost("texts of the record in a format with more than %s")
@@ -389,7 +389,7 @@ def _range(*borders: Any) -> Any:
 
 
 def _unless_safe(test: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A test that is not asked about a text that is called safe."""
+    """Return a test that is not asked about a text that is called safe."""
 
     def asked(value: Any) -> Any:
         if isinstance(value, SafeText):
@@ -400,12 +400,12 @@ def _unless_safe(test: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """The test `sameas`: every look at a value of the record makes a new traced one."""
+    """Return the test `sameas`: every look at a value of the record makes a new traced one."""
     note_exact([value, other])
     ours, theirs = (side._raw if isinstance(side, RecordValue | Measure) else side for side in (value, other))
     return ours is theirs
 
 
 def _is_sequence(value: Any) -> bool:
-    """The test `sequence`, which does not depend on how long a text is."""
+    """Return the test `sequence`, which does not depend on how long a text is."""
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")

@@ -76,7 +76,7 @@ class Node:
     __slots__ = ("ask", "children", "number", "question")
 
     def __init__(self, question: Question) -> None:
-        """No replies are known."""
+        """Begin without replies."""
         self.question, self.ask = question, compiled(question)
         self.children: dict[Any, Node | Leaf | Look] = {}
         self.number = -1

@@ -279,7 +279,7 @@ def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
 
 
 def ends_in(facts: SegmentFacts, stops: StopTokens) -> bool:
-    """Whether a segment ends with template text that ends an answer."""
+    """Return whether a segment ends with template text that ends an answer."""
     literal, expression = facts.parts[-1]
     return expression is None and stops.any_end().search(literal or "") is not None
 

@@ -59,11 +59,11 @@ class Turns:
         return window
 
     def answers(self) -> list[Answer[int]]:
-        """The answers of all assistant messages."""
+        """Return the answers of all assistant messages."""
         return [self.answer(i) for i, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
 
     def answer(self, index: int) -> Answer[int]:
-        """The answer of one assistant message."""
+        """Return the answer of one assistant message."""
         answer = self._answers.answer(index)
         if answer.reason:
             return Answer(index, answer.reason, answer.detail)
@@ -75,5 +75,5 @@ class Turns:
         return answer.moved(at, at)
 
     def is_stable(self, answer: Answer[int]) -> bool:
-        """Whether F has an answer after its own prompt, character by character."""
+        """Return whether F has an answer after its own prompt, character by character."""
         return self._answers.answer(answer.message, self._answers.whole()).is_there

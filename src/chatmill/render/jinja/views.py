@@ -121,7 +121,7 @@ class MessagesView:
         return iter(self._all())
 
     def _all(self) -> list[MessageView]:
-        """All of them, in code that no loop of ours runs: only outside of turns, and the count is given away."""
+        """Return all of them, in code that no loop of ours runs: only outside of turns, and the count is given away."""
         if self.run.turn.outer is not None:
             raise Unfollowed("messages are walked over inside of a turn")
         self._count().exact()
@@ -185,7 +185,7 @@ class PositionRange:
     left_out = 0
 
     def __init__(self, start: int, stop: int, step: int) -> None:
-        """As `range`."""
+        """Take what `range` takes."""
         self.start, self.stop, self.step, self.is_reversed = start, stop, step, step < 0
 
     def positions(self) -> range:
