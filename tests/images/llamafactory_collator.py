@@ -21,7 +21,7 @@ from llamafactory.data.template import TEMPLATES  # noqa: E402
 import chatmill  # noqa: E402
 from tests.images.model_folders import picture, processor_of  # noqa: E402
 from tests.images.test_llamafactory import built  # noqa: E402
-from tests.images.test_training import qwen  # noqa: E402
+from tests.images.test_training import random_model  # noqa: E402
 
 folder = Path(sys.argv[1])
 shown = {"a.png": picture(64, 200), "b.jpg": picture(120, 70, "JPEG"), "c.png": picture(1000, 900)}
@@ -31,9 +31,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
 processor = processor_of(folder / "model", "qwen3_vl")
 processor.video_processor = object()  # asked for, not used
 processor.image_max_pixels, processor.image_min_pixels = 178956970, 1  # as the export prints
-ids = tokenizer.get_vocab()
-torch.manual_seed(0)
-model = qwen(ids, max(ids.values()) + 1).eval()
+model = random_model("qwen3_vl", tokenizer.get_vocab())
 theirs = SFTDataCollatorWith4DAttentionMask(
     tokenizer=tokenizer, template=TEMPLATES["qwen3_vl"], model=model, processor=processor, block_diag_attn=True,
     label_pad_token_id=-100, compute_dtype=torch.float32,

@@ -57,17 +57,31 @@ class Family:
     """Which sizes the family takes."""
 
 
+def image(kind: str, **values: Any) -> dict[str, Any]:
+    return {"image_processor_type": kind, **values}
+
+
+def named(**tokens: str) -> dict[str, str]:
+    return {f"{name}_token": token for name, token in tokens.items()}
+
+
+def pixels(least: int, most: int) -> dict[str, int]:
+    return {"shortest_edge": least, "longest_edge": most}
+
+
+def square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+LLAMA4_TOKENS = ("<|image|>", "<|image_start|>", "<|image_end|>")
+PATCHES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+PINPOINTS = [[384 * row, 384 * column] for row in range(1, 7) for column in range(1, 7)]
+
 FAMILIES: dict[str, Family] = {
     "qwen3_vl": Family(
         processor="Qwen3VLProcessor",
         tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-        image={
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            "patch_size": 16,
-            "merge_size": 2,
-            "temporal_patch_size": 2,
-            "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-        },
+        image=image("Qwen2VLImageProcessorFast", **{**PATCHES, "patch_size": 16}, size=pixels(65536, 16777216)),
         image_processor="Qwen2VLImageProcessorPil",
         template=(TEMPLATES / "trl" / "qwen3_vl.jinja").read_text(),
         sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
@@ -75,25 +89,16 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(
         processor="Gemma3Processor",
         tokens=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
-        image={
-            "image_processor_type": "Gemma3ImageProcessor",
-            "do_pan_and_scan": None,
-            "image_seq_length": 256,
-            "size": {"height": 896, "width": 896},
-        },
+        image=image("Gemma3ImageProcessor", do_pan_and_scan=None, image_seq_length=256, size=square(896)),
         more={"image_seq_length": 256},
-        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        named=named(boi="<start_of_image>", eoi="<end_of_image>", image="<image_soft_token>"),
         image_processor="Gemma3ImageProcessorPil",
         picture="<start_of_image>",
     ),
     "pixtral": Family(
         processor="PixtralProcessor",
         tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-        image={
-            "image_processor_type": "PixtralImageProcessor",
-            "patch_size": {"height": 16, "width": 16},
-            "size": {"longest_edge": 1024},
-        },
+        image=image("PixtralImageProcessor", patch_size=square(16), size={"longest_edge": 1024}),
         more={"patch_size": 16, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
         image_processor="PixtralImageProcessorPil",
         module="pixtral.processing_pixtral",
@@ -102,21 +107,9 @@ FAMILIES: dict[str, Family] = {
     "gemma4": Family(
         processor="Gemma4Processor",
         tokens=("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
-        image={
-            "image_processor_type": "Gemma4ImageProcessor",
-            "patch_size": 16,
-            "pooling_kernel_size": 3,
-            "max_soft_tokens": 280,
-        },
-        named={
-            "image_token": "<|image|>",
-            "boi_token": "<|image>",
-            "eoi_token": "<image|>",
-            "video_token": "<|video|>",
-            "audio_token": "<|audio|>",
-            "boa_token": "<|audio>",
-            "eoa_token": "<audio|>",
-        },
+        image=image("Gemma4ImageProcessor", patch_size=16, pooling_kernel_size=3, max_soft_tokens=280),
+        named=named(image="<|image|>", boi="<|image>", eoi="<image|>", video="<|video|>")
+        | named(audio="<|audio|>", boa="<|audio>", eoa="<audio|>"),
         image_processor="Gemma4ImageProcessorPil",
         absent=("feature_extractor", "video_processor"),
         picture="<|image|>",
@@ -124,93 +117,61 @@ FAMILIES: dict[str, Family] = {
     "internvl": Family(
         processor="InternVLProcessor",
         tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
-        image={
-            "image_processor_type": "GotOcr2ImageProcessorFast",
-            "crop_to_patches": False,
-            "min_patches": 1,
-            "max_patches": 12,
-            "size": {"height": 448, "width": 448},
-        },
+        image=image(
+            "GotOcr2ImageProcessorFast", crop_to_patches=False, min_patches=1, max_patches=12, size=square(448)
+        ),
         more={"image_seq_length": 256},
-        named={
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        },
+        named=named(start_image="<img>", end_image="</img>", context_image="<IMG_CONTEXT>", video="<video>"),
         image_processor="GotOcr2ImageProcessorPil",
         picture="<IMG_CONTEXT>",
     ),
     "idefics3": Family(
         processor="Idefics3Processor",
         tokens=("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *TILES),
-        image={
-            "image_processor_type": "Idefics3ImageProcessor",
-            "do_image_splitting": True,
-            "max_image_size": {"longest_edge": 364},
-            "size": {"longest_edge": 1456},
-        },
+        image=image(
+            "Idefics3ImageProcessor",
+            do_image_splitting=True,
+            max_image_size={"longest_edge": 364},
+            size={"longest_edge": 1456},
+        ),
         more={"image_seq_len": 169},
         image_processor="Idefics3ImageProcessorPil",
     ),
     "llava_onevision": Family(
         processor="LlavaOnevisionProcessor",
         tokens=("<image>", "<video>"),
-        image={
-            "image_processor_type": "LlavaOnevisionImageProcessor",
-            "size": {"height": 384, "width": 384},
-            "image_grid_pinpoints": [[384 * row, 384 * column] for row in range(1, 7) for column in range(1, 7)],
-        },
-        more={
-            "num_image_tokens": 729,
-            "vision_feature_select_strategy": "full",
-            "image_token": "<image>",
-            "vision_aspect_ratio": "anyres_max_9",
-        },
+        image=image("LlavaOnevisionImageProcessor", size=square(384), image_grid_pinpoints=PINPOINTS),
+        more={"num_image_tokens": 729, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"}
+        | named(image="<image>"),
         image_processor="LlavaOnevisionImageProcessorPil",
     ),
     "glm4v": Family(
         processor="Glm4vProcessor",
         tokens=("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
-        image={
-            "image_processor_type": "Glm4vImageProcessor",
-            "patch_size": 14,
-            "merge_size": 2,
-            "temporal_patch_size": 2,
-            "size": {"shortest_edge": 12544, "longest_edge": 9633792},
-        },
-        named={"image_token": "<|image|>", "video_token": "<|video|>"},
+        image=image("Glm4vImageProcessor", **PATCHES, size=pixels(12544, 9633792)),
+        named=named(image="<|image|>", video="<|video|>"),
         image_processor="Glm4vImageProcessorPil",
         picture="<|begin_of_image|><|image|><|end_of_image|>",
         sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
     ),
-}
-FAMILIES["llama4"] = Family(
-    processor="Llama4Processor",
-    tokens=(
-        *("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+    "llama4": Family(
+        processor="Llama4Processor",
+        tokens=(*LLAMA4_TOKENS, "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        image=image("Llama4ImageProcessorFast", max_patches=16, resize_to_max_canvas=False),
+        more={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
+        module="llama4.processing_llama4",
+        picture="<|image|>",
     ),
-    image={"image_processor_type": "Llama4ImageProcessorFast", "max_patches": 16, "resize_to_max_canvas": False},
-    more={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
-    module="llama4.processing_llama4",
-    picture="<|image|>",
-)
+}
 FAMILIES["qwen2_5_vl"] = replace(
     FAMILIES["qwen3_vl"],
     processor="Qwen2_5_VLProcessor",
-    image={
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": 14,
-        "merge_size": 2,
-        "temporal_patch_size": 2,
-        "min_pixels": 3136,
-        "max_pixels": 501760,
-    },
+    image=image("Qwen2VLImageProcessor", **PATCHES, min_pixels=3136, max_pixels=501760),
     template=(TEMPLATES / "trl" / "qwen2_5_vl.jinja").read_text(),
 )
 FAMILIES["mistral3"] = replace(
     FAMILIES["pixtral"],
-    image={"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 1540}},
+    image=image("PixtralImageProcessor", patch_size=14, size={"longest_edge": 1540}),
     more={"patch_size": 14, "spatial_merge_size": 2},
 )
 FAMILIES["glm46v"] = replace(FAMILIES["glm4v"], processor="Glm46VProcessor", image_processor="Glm46VImageProcessorPil")
@@ -234,10 +195,8 @@ def write_model(folder: Path, name: str) -> Path:
     family = FAMILIES[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json(family.tokens))
-    named = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": family.processor, **named}
-    if family.named:
-        config["extra_special_tokens"] = dict(family.named)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": family.processor}
+    config |= named(eos="<|im_end|>", pad="<|pad|>") | ({"extra_special_tokens": family.named} if family.named else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(family.template.replace("PICTURE", family.picture))
     (folder / "preprocessor_config.json").write_text(json.dumps({**family.image, "processor_class": family.processor}))
@@ -247,14 +206,8 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
-def _class_of(family: Family) -> type:
-    """The class of a processor; what it only imports of torchvision, which has no wheel for CPUs, is not there."""
-    if not family.module:
-        return getattr(transformers, family.processor)
-    return getattr(_module(family.module), family.processor)
-
-
 def _module(name: str) -> Any:
+    """A module of a processor; what it only imports of torchvision, which has no wheel for CPUs, is not there."""
     absent = {name: MagicMock() for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")}
     sys.modules.update(absent)
     try:
@@ -288,23 +241,25 @@ class Llama4Canvases:
 def processor_of(folder: Path, name: str) -> Any:
     """transformers' own processor, of the same files."""
     family = FAMILIES[name]
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    values = {key: value for key, value in family.image.items() if key not in ("image_processor_type",)}
-    named = getattr(transformers, family.image_processor) if family.image_processor else Llama4Canvases
-    image = named(**values)
-    template = (folder / "chat_template.jinja").read_text()
-    unchecked = {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
-    made = type(family.processor, (_class_of(family),), unchecked)  # videos need torchvision
-    more = {**family.more, **dict.fromkeys(family.absent)}
-    return made(image_processor=image, tokenizer=tokenizer, chat_template=template, **more)
+    values = {key: value for key, value in family.image.items() if key != "image_processor_type"}
+    made = getattr(transformers, family.image_processor) if family.image_processor else Llama4Canvases
+    kind = getattr(_module(family.module) if family.module else transformers, family.processor)
+    unchecked = type(
+        family.processor, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
+    )  # videos need torchvision
+    return unchecked(
+        image_processor=made(**values),
+        tokenizer=transformers.PreTrainedTokenizerFast.from_pretrained(folder),
+        chat_template=(folder / "chat_template.jinja").read_text(),
+        **{**family.more, **dict.fromkeys(family.absent)},
+    )
 
 
 def picture(height: int, width: int, form: str = "PNG", orientation: int | None = None) -> bytes:
     """The bytes of a picture."""
-    image = Image.radial_gradient("L").resize((width, height)).convert("RGB")
-    out = io.BytesIO()
-    exif = Image.Exif()
+    out, exif = io.BytesIO(), Image.Exif()
     if orientation is not None:
         exif[0x0112] = orientation
-    image.save(out, form, **({"exif": exif} if orientation is not None else {}))
+    more = {"exif": exif} if orientation is not None else {}
+    Image.radial_gradient("L").resize((width, height)).convert("RGB").save(out, form, **more)
     return out.getvalue()

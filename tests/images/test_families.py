@@ -16,7 +16,6 @@ from chatmill.core.kinds import PICTURE
 from chatmill.core.message_parser import parse_messages
 from chatmill.errors import RecordError
 from chatmill.images.files import Pictures
-from chatmill.images.rule import PictureRule, SizeError
 from chatmill.label.presets import PRESETS
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
@@ -44,6 +43,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def talk(parts: Any, answer: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+
+
 def conversations(name: str, count: int, seed: int) -> list[list[dict[str, Any]]]:
     """Messages with one to four pictures each, all sizes among them; no text spells what the family writes."""
     fits = [n for n, size in enumerate(SIZES) if FAMILIES[name].sizes(*size)]
@@ -58,10 +61,7 @@ def conversations(name: str, count: int, seed: int) -> list[list[dict[str, Any]]
             parts = [{"type": "image", "path": str(one)} for one in shown]
             for _ in range(chosen.randrange(3)):
                 parts.insert(chosen.randrange(len(parts) + 1), {"type": "text", "text": chosen.choice(texts)})
-            turns += [
-                {"role": "user", "content": parts},
-                {"role": "assistant", "content": chosen.choice(texts).strip() + "."},
-            ]
+            turns += talk(parts, chosen.choice(texts).strip() + ".")
         made.append(turns)
     return made
 
@@ -80,9 +80,8 @@ def test_ids_are_those_of_the_processor(name: str, count: int, pictures: Path, t
         made = processor.apply_chat_template([there], tokenize=True, return_dict=True)
         found = rendered.tokens.conversation(document)
         assert found.ids.tolist() == np.asarray(made["input_ids"][0]).tolist(), chat
-        own = np.flatnonzero(
-            np.isin(found.ids, [template.tokenizer.control_ids[one] for one in template.rules.picture_names])
-        )
+        placeholders = [template.tokenizer.control_ids[one] for one in template.rules.picture_names]
+        own = np.flatnonzero(np.isin(found.ids, placeholders))
         assert (found.kinds[own] == PICTURE).all()
         for policy in PRESETS.values():
             assert not found.per_token(policy.run_weights(found))[own].any(), policy.name
@@ -94,11 +93,10 @@ def test_text_that_spells_a_placeholder_stays_text(name: str, pictures: Path, tm
     template = template_of(folder, pictures)
     spelled = " ".join(FAMILIES[name].tokens)
     parts = [{"type": "text", "text": spelled}, {"type": "image", "path": "2"}, {"type": "text", "text": spelled}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": spelled}]
-    alone = [{"role": "user", "content": parts[1:2]}, {"role": "assistant", "content": "x"}]
-    some, plain = (render([Conversation(parse_messages(one))], template) for one in (messages, alone))
-    controls = [template.tokenizer.control_ids[one] for one in FAMILIES[name].tokens]
-    for token in controls:
+    some, plain = (
+        render([Conversation(parse_messages(one))], template) for one in (talk(parts, spelled), talk(parts[1:2], "x"))
+    )
+    for token in (template.tokenizer.control_ids[one] for one in FAMILIES[name].tokens):
         assert (some.tokens.ids == token).sum() == (plain.tokens.ids == token).sum()
     assert len(some.pictures.runs) == 1
 
@@ -110,17 +108,9 @@ def test_a_placeholder_that_the_vocabulary_does_not_call_special_is_refused(pict
         token["special"] = token["content"] != "<|image_pad|>"
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
     parts = [{"type": "image", "path": "2"}, {"type": "text", "text": "a <|image_pad|>"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
     with pytest.raises(RecordError) as error:
-        render([Conversation(parse_messages(messages))], template_of(folder, pictures))
+        render([Conversation(parse_messages(talk(parts, "x")))], template_of(folder, pictures))
     assert error.value.code == "images_differ"
-
-
-def test_a_size_that_the_processor_refuses_is_refused(tmp_path: Path) -> None:
-    rule = Pictures.of(write_model(tmp_path, "qwen3_vl")).rule
-    assert isinstance(rule, PictureRule)
-    with pytest.raises(SizeError, match="200 times"):
-        rule.grid(1, 201)
 
 
 def test_a_model_whose_processor_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
