@@ -22,33 +22,26 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+MIXED = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
 KIMI = {
     "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None,
     "num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4, "linear_conv_kernel_dim": 4,
-    "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "num_expert_group": 1, "n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    **MIXED, "n_group": 1, "topk_group": 1, "num_expert_group": 1, "n_shared_experts": 1,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
 }  # fmt: skip
 MAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_n_groups": 1, "mamba_chunk_size": 16,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+CONVOLUTIONS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 TINY: dict[str, dict[str, Any]] = {
-    "qwen3_next": {
-        **LAYERS, **DELTA, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4,
-        "num_experts_per_tok": 2,
-    },
+    "qwen3_next": {**LAYERS, **DELTA, **MIXED, "shared_expert_intermediate_size": 24},
     "qwen3_5_text": {**LAYERS, **DELTA},
-    "qwen3_5_moe_text": {
-        **LAYERS, **DELTA, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4,
-        "num_experts_per_tok": 2,
-    },
+    "qwen3_5_moe_text": {**LAYERS, **DELTA, **MIXED, "shared_expert_intermediate_size": 24},
     "olmo_hybrid": {**LAYERS, **DELTA},
-    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
-    "lfm2_moe": {
-        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
-        "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2,
-    },
+    "lfm2": {**CONVOLUTIONS, "block_multiple_of": 16},
+    "lfm2_moe": {**CONVOLUTIONS, **MIXED, "num_dense_layers": 1},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
         "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "conv_kernel": 4, "expand": 2,

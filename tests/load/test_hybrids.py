@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +25,7 @@ from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
 from chatmill.train.isolation_ways import collated
 from tests.load.hybrids import ISOLATED, LAYERS, TINY, VOCABULARY, model, tiny_config
-from tests.train.test_isolation import Special
+from tests.load.sets import Special
 
 LENGTHS = [[7, 1, 12, 4], [9, 6]]
 EXPERTS_ROUND = 1e-5
@@ -37,17 +41,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def rows(seed: int = 0) -> list[dict[str, Any]]:
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for lengths in LENGTHS:
-        ids = torch.randint(3, VOCABULARY, (sum(lengths),), generator=generator)
-        made.append({"input_ids": ids, "seq_lengths": lengths})
-    return made
+def rows() -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {"input_ids": torch.randint(3, VOCABULARY, (sum(n),), generator=generator), "seq_lengths": n} for n in LENGTHS
+    ]
 
 
-def documents(seed: int = 0) -> list[torch.Tensor]:
-    return [part for row in rows(seed) for part in torch.split(row["input_ids"], row["seq_lengths"])]
+def documents() -> list[torch.Tensor]:
+    return [part for row in rows() for part in torch.split(row["input_ids"], row["seq_lengths"])]
+
+
+@torch.no_grad()
+def alone(called: Any) -> torch.Tensor:
+    """The logits of each document in a row of its own, one after the other."""
+    return torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
+
+
+def collator_of(called: Any, **options: Any) -> DataCollatorForCausalLM:
+    return DataCollatorForCausalLM(Special(), model=called, **options)
 
 
 FIRST_OF_A_WAY = list({keys: kind for kind, keys in reversed(HYBRIDS.items()) if kind in TINY}.values())
@@ -59,12 +71,12 @@ def test_the_table_is_what_a_measurement_gives(kind: str) -> None:
     """The first of the ways, fewest keys first, with which documents do not see each other."""
     found = None
     for keys in sorted(WAYS, key=len):
-        needs = Needs.of_recurrent(keys)
+        batch = collated(model(kind), rows(), Needs.of_recurrent(keys), 64)
         if Key.CU_SEQLENS in keys and "linear_num_key_heads" in TINY[kind]:  # they rename cu_seq_lens_q to cu_seqlens
             with pytest.raises(TypeError, match="multiple values"):
-                check_isolation(model(kind), collated(model(kind), rows(), needs, 64), max_probes=2)
+                check_isolation(model(kind), batch, max_probes=2)
             continue
-        report = check_isolation(model(kind), collated(model(kind), rows(), needs, 64), max_probes=2)
+        report = check_isolation(model(kind), batch, max_probes=2)
         if report.passed:
             assert report.moved == 0
             found = keys
@@ -87,61 +99,55 @@ def test_a_tiny_copy_of_a_config_of_full_size_finds_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", ISOLATED)
 def test_packed_documents_equal_those_alone_in_float64(kind: str, training: bool) -> None:
     called = model(kind).train(training)
-    batch = DataCollatorForCausalLM(Special(), model=called)(rows())
+    batch = collator_of(called)(rows())
     assert set(batch) == {"input_ids", "labels", "position_ids", "use_cache", *needs_of(called).names}  # type: ignore[union-attr]
     with torch.no_grad():
-        packed = called(**batch).logits.flatten(0, 1)
-        alone = torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
+        packed, wanted = called(**batch).logits.flatten(0, 1), alone(called)
     called.eval()
     is_text = batch["labels"].flatten() != -100
     is_text |= (batch["position_ids"].flatten() == 0) & (batch["input_ids"].flatten() > 2)
     exact = EXPERTS_ROUND if "experts" in str(called) or "Router" in str(called) else 1e-9
-    assert torch.allclose(packed[is_text], alone, rtol=0, atol=exact)
+    assert torch.allclose(packed[is_text], wanted, rtol=0, atol=exact)
 
 
 @pytest.mark.parametrize("kind", ["jamba", "minimax"])
 def test_a_model_that_nothing_isolates_gets_one_document_a_row(kind: str) -> None:
     called = model(kind)
-    collator = DataCollatorForCausalLM(Special(), model=called)
     with pytest.raises(ConfigError, match=f"row 0 has 4 documents: {kind} .* one document into a row .*--pack alone"):
-        collator(rows())
+        collator_of(called)(rows())
     with pytest.raises(ConfigError, match=r"joins the rows: .*--pack alone"):
-        DataCollatorForCausalLM(Special(), model=called, return_flattened=True)
-    features = [{"input_ids": ids, "seq_lengths": [len(ids)]} for ids in documents()]
-    batch = collator(features)
+        collator_of(called, return_flattened=True)
+    batch = collator_of(called)([{"input_ids": ids, "seq_lengths": [len(ids)]} for ids in documents()])
     with torch.no_grad():
         logits = called(**batch).logits
-        for row, ids in enumerate(documents()):
-            alone = called(input_ids=ids[None], use_cache=False).logits[0]
-            assert torch.allclose(logits[row, : len(ids)], alone, rtol=0, atol=EXPERTS_ROUND)
+    packed = torch.cat([row[: len(ids)] for row, ids in zip(logits, documents(), strict=True)])
+    assert torch.allclose(packed, alone(called), rtol=0, atol=EXPERTS_ROUND)
 
 
 def test_batches_are_as_the_kernels_want_them() -> None:
-    scan = DataCollatorForCausalLM(Special(), model=model("nemotron_h"))(rows())
+    scan = collator_of(model("nemotron_h"))(rows())
     assert scan["input_ids"].shape == scan["seq_idx"].shape == (2, 24), "rows, in multiples of 8"
     assert scan["seq_idx"].dtype == torch.int32
     assert scan["seq_idx"][1].tolist() == [0] * 9 + [1] * 6 + [2] * 9
-    delta = DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), pad_to_multiple_of=12)(rows())
+    delta = collator_of(model("qwen3_5_text"), pad_to_multiple_of=12)(rows())
     assert delta["input_ids"].shape == delta["seq_idx"].shape == (1, 48), "one row, in multiples of 8 and 12"
     assert delta["cu_seq_lens_q"].tolist() == [0, 7, 8, 20, 24, 33, 39, 48]
     assert delta["cu_seq_lens_q"].dtype == torch.int32
     assert (delta["max_length_q"], delta["max_length_k"]) == (12, 12)
-    kimi = DataCollatorForCausalLM(Special(), model=model("kimi_linear"))(rows())
+    kimi = collator_of(model("kimi_linear"))(rows())
     assert kimi["cu_seqlens"].tolist() == [0, 7, 8, 20, 24, 33, 39, 40]
     assert "cu_seq_lens_q" not in kimi
-    granite = DataCollatorForCausalLM(Special(), model=model("granitemoehybrid"))(rows())
-    assert granite["attention_mask"].shape == (2, 1, 24, 24)
+    assert collator_of(model("granitemoehybrid"))(rows())["attention_mask"].shape == (2, 1, 24, 24)
     for wrong in (
         {"padding": "max_length", "max_length": 64},
         {"padding_side": "left"},
         {"return_attention_mask": True},
     ):
         with pytest.raises(ConfigError):
-            DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), **wrong)
+            collator_of(model("qwen3_5_text"), **wrong)
     with pytest.raises(ConfigError, match="neither document_starts nor seq_lengths"):
-        DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"))([{"input_ids": [4, 5]}])
-    alone = DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), packed_sequences=False)(rows())
-    assert sorted(alone) == ["input_ids", "labels"]
+        collator_of(model("qwen3_5_text"))([{"input_ids": [4, 5]}])
+    assert sorted(collator_of(model("qwen3_5_text"), packed_sequences=False)(rows())) == ["input_ids", "labels"]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "granitemoehybrid", "jamba"])
@@ -159,27 +165,21 @@ def test_batches_of_the_loaders_give_the_same(kind: str) -> None:
     assert check_isolation(called, batch.inputs(called), max_probes=2).passed
     with torch.no_grad():
         logits = called(**batch.inputs(called)).logits.flatten(0, 1)
-        alone = torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
-    assert torch.allclose(logits[:39], alone, rtol=0, atol=EXPERTS_ROUND), "padding is after the last row"
+    assert torch.allclose(logits[:39], alone(called), rtol=0, atol=EXPERTS_ROUND), "padding is after the last row"
 
 
 def test_flash_attention_reads_lengths_beside_what_the_recurrent_layers_read() -> None:
-    wanted = {
-        "nemotron_h": {Key.SEQ_IDX, Key.CU_SEQ_LENS},
-        "kimi_linear": {Key.SEQ_IDX, Key.CU_SEQLENS, Key.CU_SEQ_LENS},
-        "granitemoehybrid": {Key.SEQ_IDX, Key.CU_SEQ_LENS},
-    }
-    for kind, keys in wanted.items():
+    for kind, more in (("nemotron_h", set()), ("kimi_linear", {Key.CU_SEQLENS}), ("granitemoehybrid", set())):
         config = tiny_config(kind)
         config._attn_implementation = "flash_attention_2"
-        assert needs_of(config).keys == keys  # type: ignore[union-attr]
+        assert needs_of(config).keys == {Key.SEQ_IDX, Key.CU_SEQ_LENS} | more  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("kind", "says"), [("qwen3_5_text", None), ("minimax", "nothing that a batch can hold")])
 def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     known = HYBRIDS[kind]
     monkeypatch.delitem(HYBRIDS, kind)
-    collator = DataCollatorForCausalLM(Special(), model=model(kind))
+    collator = collator_of(model(kind))
     with monkeypatch.context() as patch:
         patch.setattr(hybrid_trial, "_isolates", None)
         assert needs_of(model(kind)) == collator._needs, "once"
@@ -194,7 +194,7 @@ def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: py
 def test_an_unknown_hybrid_that_cannot_be_tried_is_refused() -> None:
     config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["retention"], model_type="retnet9")
     with pytest.raises(ConfigError, match=r"retnet9 has layers .* cannot be tried .* packed_sequences=False"):
-        DataCollatorForCausalLM(Special(), model=config)
+        collator_of(config)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ISOLATED if kind != "lfm2"])
@@ -224,3 +224,16 @@ def test_a_trial_notices_documents_that_differ_from_themselves_alone() -> None:
 
     ids, other = torch.zeros(1, TOKENS, dtype=torch.int64), torch.ones(1, STARTS[1], dtype=torch.int64)
     assert not _isolates(Fake(), ids, other, Needs.of_recurrent(frozenset()))
+
+
+PAGES = Path(__file__).parents[2] / "docs" / "upstream"
+
+
+@pytest.mark.slow  # what they show is in transformers, of a pinned version
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_a_reproduction_for_transformers_prints_what_its_page_says(page: Path) -> None:
+    kinds = ("python", "text")
+    (script,), (printed,) = (re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL) for kind in kinds)
+    assert len(script.splitlines()) <= 40
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == printed
