@@ -17,8 +17,14 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.train.isolation import check_isolation
 from tests.load.hybrids import model as hybrid
 from tests.load.sets import Item, items, write_set
+from tests.train.tiny import tiny_model
 
 VOCABULARY = 64
+
+
+def labels_of(item: Item, *, packed: bool) -> list[int]:
+    weights = [0, *item.weights[1:]] if packed else item.weights
+    return [token if weight else -100 for token, weight in zip(item.ids, weights, strict=True)]
 
 
 def test_rows_are_episodes_with_labels(tmp_path: Path) -> None:
@@ -27,12 +33,9 @@ def test_rows_are_episodes_with_labels(tmp_path: Path) -> None:
     dataset = to_hf_dataset(tmp_path)
     assert dataset.column_names == ["input_ids", "labels"]
     assert dataset["input_ids"][:] == [item.ids for item in train]
-    wanted = [[t if w else -100 for t, w in zip(item.ids, item.weights, strict=True)] for item in train]
-    assert dataset["labels"][:] == wanted
+    assert dataset["labels"][:] == [labels_of(item, packed=False) for item in train]
     write_set(tmp_path / "plain", train, mask=None)
-    assert to_hf_dataset(tmp_path / "plain")["labels"][:] == [item.ids for item in train], (
-        "without masks all are labels"
-    )
+    assert to_hf_dataset(tmp_path / "plain")["labels"][:] == [item.ids for item in train], "without masks all are"
 
 
 def test_packed_rows_carry_the_lengths_of_their_documents(tmp_path: Path) -> None:
@@ -43,23 +46,15 @@ def test_packed_rows_carry_the_lengths_of_their_documents(tmp_path: Path) -> Non
     by_first = {item.ids[0]: item for item in train}
     seen = []
     for row in dataset:
-        assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"]) <= 20
-        at = 0
-        for length in row["seq_lengths"]:
-            item = by_first[row["input_ids"][at]]
-            seen.append(item.ids[0])
-            assert row["input_ids"][at : at + length] == item.ids
-            pairs = zip(item.ids, [0, *item.weights[1:]], strict=True)
-            assert row["labels"][at : at + length] == [t if w else -100 for t, w in pairs]
-            at += length
-    assert sorted(seen) == [item.ids[0] for item in train]
-
-
-def test_an_arrow_file_holds_the_same_rows(tmp_path: Path) -> None:
-    write_set(tmp_path, items(30))
-    options: dict[str, Any] = {"max_length": 24, "pack": True}
-    mapped = to_hf_dataset(tmp_path, arrow_file=tmp_path / "rows.arrow", **options)
-    assert mapped[:] == to_hf_dataset(tmp_path, **options)[:]
+        held = [by_first[i] for i in row["input_ids"] if i in by_first]
+        seen += [item.ids[0] for item in held]
+        assert row["seq_lengths"] == [len(item.ids) for item in held]
+        assert row["input_ids"] == [i for item in held for i in item.ids]
+        assert row["labels"] == [label for item in held for label in labels_of(item, packed=True)]
+        assert len(row["input_ids"]) <= 20
+    assert sorted(seen) == sorted(by_first)
+    mapped = to_hf_dataset(tmp_path, max_length=20, pack=True, arrow_file=tmp_path / "rows.arrow")
+    assert mapped[:] == dataset[:]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -69,27 +64,25 @@ def test_what_labels_cannot_hold_is_said(tmp_path: Path) -> None:
         assert "loss_weights" in to_hf_dataset(tmp_path).column_names
     with pytest.raises(ConfigError, match="max_length"):
         to_hf_dataset(tmp_path, pack=True)
-
-
-def test_an_id_that_int32_does_not_hold_is_refused(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train") as writer:
+    with EpisodeWriter(tmp_path / "large", "train") as writer:
         writer.append([5, 2**31 + 7], [1, 1])
     with pytest.raises(DataError, match="2,147,483,655; int32 holds ids up to 2,147,483,647"):
-        to_hf_dataset(tmp_path)
+        to_hf_dataset(tmp_path / "large")
 
 
 # --- a real SFTTrainer -------------------------------------------------------------------------------------------
 
 
-def small_set(directory: Path) -> list[Item]:
+@pytest.fixture
+def packed(tmp_path: Path) -> Any:
     rng = np.random.RandomState(4)
     train = []
     for _ in range(24):
         length = int(rng.randint(4, 10))
         ids = rng.randint(1, VOCABULARY - 2, length).tolist()
         train.append(Item(ids=ids, weights=(rng.rand(length) < 0.6).astype(int).tolist()))
-    write_set(directory / "set", train)
-    return train
+    write_set(tmp_path / "set", train)
+    return to_hf_dataset(tmp_path / "set", max_length=24, pack=True)
 
 
 def tokenizer() -> Any:
@@ -101,27 +94,16 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=VOCABULARY - 2, eos_token_id=VOCABULARY - 1,
-        bos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+LOSS_ONLY = {"labels", "shift_labels", "fused_lm_head", "num_items_in_batch"}
+QUIET = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def one_step(
-    directory: Path, dataset: Any, *, padding_free: bool, model: Any = None, collator: Any = None
-) -> tuple[Any, dict[str, Any]]:
-    """Train one step with TRL; returns the model and what arrived at its forward."""
+def one_step(directory: Path, dataset: Any, model: Any, collator: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Train one step with TRL; returns the model and what arrived at its forward; without its fused loss."""
     from trl import SFTConfig, SFTTrainer
 
-    model = llama() if model is None else model
     args = SFTConfig(
-        output_dir=str(directory / "out"), padding_free=padding_free, max_length=None, max_steps=1,
+        output_dir=str(directory / "out"), padding_free=collator is None, max_length=None, max_steps=1,
         per_device_train_batch_size=3, report_to=[], use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
         gradient_checkpointing=False, remove_unused_columns=collator is None,
     )  # fmt: skip
@@ -134,21 +116,17 @@ def one_step(
     return model.eval(), arrived[0]
 
 
-def logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Logits of a batch as TRL hands it over, without its fused loss (which turns the cache off as here)."""
-    loss_only = {"labels", "shift_labels", "fused_lm_head", "num_items_in_batch"}
-    with torch.no_grad():
-        return model(**{k: v for k, v in batch.items() if k not in loss_only} | {"use_cache": False}).logits
+def inputs_of(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch as TRL hands it over, without its fused loss (which turns the cache off as here)."""
+    return {name: value for name, value in batch.items() if name not in LOSS_ONLY} | {"use_cache": False}
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_trl_trains_on_packed_rows_and_keeps_documents_apart(tmp_path: Path) -> None:
-    small_set(tmp_path)
-    dataset = to_hf_dataset(tmp_path / "set", max_length=24, pack=True)
-    rows = {tuple(row["input_ids"]): row for row in dataset}
-    assert len(rows) == len(dataset) > 4
-
-    model, batch = one_step(tmp_path, dataset, padding_free=True)
+@QUIET
+def test_trl_trains_on_packed_rows_and_keeps_documents_apart(tmp_path: Path, packed: Any) -> None:
+    rows = {tuple(row["input_ids"]): row for row in packed}
+    assert len(rows) == len(packed) > 4
+    special = {"pad_token_id": VOCABULARY - 2, "eos_token_id": VOCABULARY - 1, "bos_token_id": None}
+    model, batch = one_step(tmp_path, packed, tiny_model(VOCABULARY, **special))
     flat = batch["input_ids"][0].tolist()
     labels, lengths, at = [], [], 0
     while at < len(flat):  # which rows arrived, in which order
@@ -164,25 +142,22 @@ def test_trl_trains_on_packed_rows_and_keeps_documents_apart(tmp_path: Path) -> 
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
     first, second = lengths[0], lengths[0] + lengths[1]
     changed["input_ids"][0, first:second] = (changed["input_ids"][0, first:second] + 7) % (VOCABULARY - 2)
-    moved = (logits(model, batch) - logits(model, changed)).abs().amax(-1)[0]
+    with torch.no_grad():
+        before, after = (model(**inputs_of(one)).logits for one in (batch, changed))
+    moved = (before - after).abs().amax(-1)[0]
     assert float(moved[first:second].max()) > 1e-3
     assert float(moved[:first].max()) == 0
     assert float(moved[second:].max()) == 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@QUIET
 @pytest.mark.parametrize(("kind", "by_trl"), [("qwen3_5_text", True), ("kimi_linear", False)])
-def test_trl_gives_a_hybrid_what_the_recipe_says(kind: str, by_trl: bool, tmp_path: Path) -> None:
+def test_trl_gives_a_hybrid_what_the_recipe_says(kind: str, by_trl: bool, tmp_path: Path, packed: Any) -> None:
     """TRL's own batch where it has all keys, and else our collator in its trainer."""
-    small_set(tmp_path)
-    dataset = to_hf_dataset(tmp_path / "set", max_length=24, pack=True)
-    for collated in (False, True):
+    for is_collated in (False, True):
         model = copy.deepcopy(hybrid(kind, torch.float32))
-        collator = DataCollatorForCausalLM(tokenizer(), model=model) if collated else None
-        options = {"padding_free": collator is None, "model": model, "collator": collator}
-        model, batch = one_step(tmp_path, dataset, **options)
-        loss_only = {"labels", "shift_labels", "fused_lm_head", "num_items_in_batch"}
-        batch = {name: value for name, value in batch.items() if name not in loss_only} | {"use_cache": False}
-        report = check_isolation(model, batch, max_probes=2)
+        collator = DataCollatorForCausalLM(tokenizer(), model=model) if is_collated else None
+        model, batch = one_step(tmp_path, packed, model, collator)
+        report = check_isolation(model, inputs_of(batch), max_probes=2)
         assert len(report.documents) > 5
-        assert report.passed == (collated or by_trl), str(report)
+        assert report.passed == (is_collated or by_trl), str(report)
