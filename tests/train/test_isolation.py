@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.train.isolation import IsolationReport, check_isolation
+from chatmill.train.isolation import check_isolation
+from tests.load.sets import Special
 from tests.train.tiny import tiny_model
 
 VOCABULARY = 97
 SOME = [("Qwen3", "sdpa"), ("Llama", "eager"), ("GPT2", "sdpa"), ("GPT2", "eager")]
-
-
-class Special:
-    eos_token_id = pad_token_id = 2
 
 
 def rows() -> list[dict[str, Any]]:
@@ -42,6 +39,21 @@ def model(architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch
     return made.to(dtype).eval()
 
 
+def masked(form: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> dict[str, Any]:
+    """A batch with a 4D mask in a form of the additive one."""
+    batch = collated(return_document_mask=True, **options)
+    return batch | {"attention_mask": form(batch.pop("document_mask"))}
+
+
+def called(name: str, dtype: torch.dtype = torch.float64) -> Callable[[dict[str, Any]], torch.Tensor]:
+    """A plain callable from a batch to logits."""
+    return lambda batch: (
+        model(name, dtype=dtype)(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
+    )
+
+
 # ---- what isolates
 
 
@@ -52,39 +64,19 @@ def test_position_ids_without_mask_and_cache_isolate(architecture: str, attentio
     assert report.passed, str(report)
     assert report.moved == 0.0
     assert report.alone <= report.alone_tolerance < 1e-2, "eager attention takes its softmax in float32"
-    assert report.leaking == report.unlike_alone == ()
-    assert [(d.row, d.number, d.start, d.length) for d in report.documents] == [
-        (0, 0, 0, 7),
-        (0, 1, 7, 1),
-        (0, 2, 8, 7),
-        (0, 3, 15, 9),
-        (1, 0, 0, 9),
-        (1, 1, 9, 11),
-        (1, 2, 20, 4),
-    ]
-    assert report.advice == ()
+    assert report.leaking == report.unlike_alone == report.advice == ()
+    documents = [(0, 0, 0, 7), (0, 1, 7, 1), (0, 2, 8, 7), (0, 3, 15, 9), (1, 0, 0, 9), (1, 1, 9, 11), (1, 2, 20, 4)]
+    assert [(d.row, d.number, d.start, d.length) for d in report.documents] == documents
 
 
 @pytest.mark.parametrize(("architecture", "attention"), SOME)
 def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attention: str) -> None:
-    batch = collated(return_document_mask=True)
-    batch["attention_mask"] = batch.pop("document_mask").double()
     for options in ({}, {"use_cache": True}):
-        report = check_isolation(model(architecture, attention), batch, **options)
+        report = check_isolation(model(architecture, attention), masked(torch.Tensor.double), **options)
         assert report.passed, str(report)
 
 
 # ---- what leaks, pinned: the check must see it
-
-
-def leaks(report: IsolationReport) -> bool:
-    """Later documents see earlier ones; the first of a row never does."""
-    assert not report.passed
-    assert all(d.moved == 0 for d in report.documents if d.number == 0)
-    later = [d for d in report.documents if d.number > 0]
-    assert later
-    assert all(d.moved_by is not None and d.moved_by < d.number for d in later if d.moved > 0)
-    return all(d.moved > 1e-3 and d.alone > 1e-3 for d in later)
 
 
 @pytest.mark.parametrize(("architecture", "attention"), SOME)
@@ -99,20 +91,25 @@ def leaks(report: IsolationReport) -> bool:
 def test_what_lets_documents_see_each_other_is_found(
     architecture: str, attention: str, fault: str, advice: str
 ) -> None:
-    batch = collated(packed_sequences=False if fault == "no positions" else None)
+    batch, options = collated(), {"use_cache": fault == "default cache"}
     if fault == "all-ones mask":
         batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    starts = [row["document_starts"] for row in rows()]
-    options = {"document_starts": starts} if fault == "no positions" else {}
-    report = check_isolation(model(architecture, attention), batch, use_cache=fault == "default cache", **options)
-    assert leaks(report)
+    if fault == "no positions":
+        batch, options["document_starts"] = collated(packed_sequences=False), [row["document_starts"] for row in rows()]
+    report = check_isolation(model(architecture, attention), batch, **options)
+    assert not report.passed
+    # Later documents see earlier ones; the first of a row never does.
+    assert all(d.moved == 0 for d in report.documents if d.number == 0)
+    later = [d for d in report.documents if d.number > 0]
+    assert len(later) > 2
+    assert all(d.moved > 1e-3 and d.alone > 1e-3 for d in later)
+    assert all(d.moved_by is not None and d.moved_by < d.number for d in later)
     assert any(advice in line for line in report.advice)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3", "GPT2"])
 def test_a_4d_bool_mask_isolates_in_sdpa_and_fails_silently_in_eager(architecture: str) -> None:
-    batch = collated(return_document_mask=True)
-    batch["attention_mask"] = batch.pop("document_mask") == 0
+    batch = masked(lambda mask: mask == 0)
     assert check_isolation(model(architecture, "sdpa"), batch, use_cache=False).passed
     report = check_isolation(model(architecture, "eager"), batch, use_cache=False)
     assert not report.passed
@@ -122,15 +119,13 @@ def test_a_4d_bool_mask_isolates_in_sdpa_and_fails_silently_in_eager(architectur
 
 def test_positions_that_do_not_restart_are_seen_by_absolute_embeddings() -> None:
     """With the mask alone documents are apart, but learned positions are read at other places."""
-    batch = collated(return_document_mask=True, return_seq_idx=True)
-    batch["attention_mask"] = batch.pop("document_mask").double()
-    batch["position_ids"] = torch.arange(24).expand(2, -1)
+    batch = masked(torch.Tensor.double, return_seq_idx=True) | {"position_ids": torch.arange(24).expand(2, -1)}
     report = check_isolation(model("GPT2"), batch, use_cache=False)
     assert not report.passed
     assert report.moved == 0.0
     assert report.alone > 1e-3
     assert any("positions do not restart" in line for line in report.advice)
-    batch["attention_mask"] = batch["attention_mask"].float().clamp(min=torch.finfo(torch.float32).min)
+    batch["attention_mask"] = batch["attention_mask"].float()
     relative = check_isolation(model("Llama", dtype=torch.float32), batch, use_cache=False)
     assert relative.passed, "rotary positions are relative, to the precision of their float32 angles"
 
@@ -143,7 +138,7 @@ def test_the_smallest_leak_is_a_leak(leak: float) -> None:
     def leaking(batch: dict[str, Any]) -> torch.Tensor:
         ids = batch["input_ids"].double()
         earlier = (ids.cumsum(1) / torch.arange(1, ids.shape[1] + 1))[..., None]
-        return callable_of(model("Llama"))(batch) + leak * earlier
+        return called("Llama")(batch) + leak * earlier
 
     report = check_isolation(leaking, collated())
     assert [(d.row, d.number) for d in report.leaking] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
@@ -155,7 +150,7 @@ def test_a_model_that_rounds_as_tf32_does_is_isolated_where_that_is_switched_on(
     coarse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rounded(batch: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("Llama", dtype=torch.float32))(batch)
+        logits = called("Llama", torch.float32)(batch)
         return logits + 1e-2 * torch.sin(1e3 * logits + logits.shape[1])
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high" if coarse else "highest")
@@ -168,19 +163,13 @@ def test_a_model_that_rounds_as_tf32_does_is_isolated_where_that_is_switched_on(
 # ---- any callable, and guards
 
 
-def callable_of(batch_to_logits: Any) -> Callable[[dict[str, Any]], torch.Tensor]:
-    return lambda batch: (
-        batch_to_logits(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
-    )
-
-
 def test_a_callable_from_batch_to_logits() -> None:
     batch = collated(return_cu_seqlens=True, cu_seqlens_size=12, return_seq_idx=True, return_document_mask=True)
     seen: list[dict[str, Any]] = []
 
     def logits(batch: dict[str, Any]) -> torch.Tensor:
         seen.append(batch)
-        return callable_of(model("Qwen3"))(batch)
+        return called("Qwen3")(batch)
 
     assert check_isolation(logits, batch).passed
     alone = seen[-1]
@@ -188,35 +177,26 @@ def test_a_callable_from_batch_to_logits() -> None:
     assert alone["cu_seqlens"].tolist() == [0] + [4] * 11
     assert alone["max_seqlen"].item() == 4
     assert alone["document_mask"].shape == (1, 1, 4, 4)
-    with pytest.raises(ValueError, match="use_cache: a plain callable"):
-        check_isolation(logits, batch, use_cache=False)
 
 
 def test_a_callable_that_reads_only_the_mask_of_each_kernel() -> None:
     """One attention layer by hand, with the FlexAttention rule and with the dense mask."""
     torch.manual_seed(0)
     table = torch.randn(VOCABULARY, 16, dtype=torch.float64)
-    attend = torch.nn.functional.scaled_dot_product_attention
 
-    def dense(batch: dict[str, Any]) -> torch.Tensor:
+    def attend(batch: dict[str, Any], **how: Any) -> torch.Tensor:
         x = table[batch["input_ids"]][:, None]
-        return attend(x, x, x, attn_mask=batch["document_mask"].double())[:, 0]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, **how)[:, 0]
 
     def flex(batch: dict[str, Any]) -> torch.Tensor:
-        x = table[batch["input_ids"]][:, None]
-        width = x.shape[2]
-        index = torch.arange(width)
-        rows = torch.arange(len(x))[:, None, None]
-        mask = batch["document_mask"].mask_mod(rows, torch.tensor(0), index[:, None], index[None, :])
-        return attend(x, x, x, attn_mask=mask[:, None])[:, 0]
+        index, each = torch.arange(batch["input_ids"].shape[1]), torch.arange(len(batch["input_ids"]))[:, None, None]
+        mask = batch["document_mask"].mask_mod(each, torch.tensor(0), index[:, None], index[None, :])
+        return attend(batch, attn_mask=mask[:, None])
 
-    def leaking(batch: dict[str, Any]) -> torch.Tensor:
-        x = table[batch["input_ids"]][:, None]
-        return attend(x, x, x, is_causal=True)[:, 0]
-
-    assert check_isolation(dense, collated(return_document_mask=True)).passed
+    dense = collated(return_document_mask=True)
+    assert check_isolation(lambda batch: attend(batch, attn_mask=batch["document_mask"].double()), dense).passed
     assert check_isolation(flex, collated(return_document_mask="flex")).passed
-    assert not check_isolation(leaking, collated(return_document_mask=True)).passed
+    assert not check_isolation(lambda batch: attend(batch, is_causal=True), dense).passed
 
 
 def test_a_model_in_training_mode_is_still_while_checked() -> None:
@@ -225,28 +205,28 @@ def test_a_model_in_training_mode_is_still_while_checked() -> None:
     assert check_isolation(dropping, collated()).passed
     assert dropping.training
     with pytest.raises(ValueError, match="differ by"):
-        check_isolation(callable_of(dropping), collated())
+        check_isolation(lambda batch: dropping(batch["input_ids"]), collated())
 
 
 def test_the_check_cannot_pass_without_seeing_anything() -> None:
     blind = torch.randn(2, 24, VOCABULARY)
-    with pytest.raises(ValueError, match="did not move its own logits"):
-        check_isolation(lambda batch: blind, collated())
-    with pytest.raises(ValueError, match="no row of the batch holds two documents"):
-        check_isolation(model("GPT2"), {"input_ids": torch.ones(1, 4, dtype=torch.int64)}, document_starts=[[0]])
-    with pytest.raises(ValueError, match="pass document_starts"):
-        check_isolation(model("GPT2"), collated(packed_sequences=False))
-    with pytest.raises(ValueError, match="needs input_ids"):
-        check_isolation(model("GPT2"), {})
-    with pytest.raises(ValueError, match="logits have shape"):
-        check_isolation(lambda batch: torch.zeros(2, 3), collated())
+    one_document = {"input_ids": torch.ones(1, 4, dtype=torch.int64)}
+    for given, batch, options, says in (
+        (lambda batch: blind, collated(), {}, "did not move its own logits"),
+        (model("GPT2"), one_document, {"document_starts": [[0]]}, "no row of the batch holds two documents"),
+        (model("GPT2"), collated(packed_sequences=False), {}, "pass document_starts"),
+        (model("GPT2"), {}, {}, "needs input_ids"),
+        (lambda batch: torch.zeros(2, 3), collated(), {}, "logits have shape"),
+        (called("Qwen3"), collated(), {"use_cache": False}, "use_cache: a plain callable"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            check_isolation(given, batch, **options)
 
 
 def test_nan_logits_do_not_pass() -> None:
     def broken(batch: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("Llama"))(batch)
-        changed = batch["input_ids"].shape[1] < 24
-        return logits * float("nan") if changed else logits
+        logits = called("Llama")(batch)
+        return logits * float("nan") if batch["input_ids"].shape[1] < 24 else logits
 
     assert not check_isolation(broken, collated()).passed
 
@@ -257,7 +237,7 @@ def test_a_document_that_turns_nan_when_another_is_changed_leaks() -> None:
     ids = batch["input_ids"].clone()
 
     def broken(given: dict[str, Any]) -> torch.Tensor:
-        logits = callable_of(model("Llama"))(given)
+        logits = called("Llama")(given)
         if given["input_ids"].shape == ids.shape and given["input_ids"][0, 1] != ids[0, 1]:
             logits = logits.index_fill(1, torch.tensor([ids.shape[1] - 1]), float("nan"))
         return logits
@@ -272,18 +252,15 @@ def test_a_document_that_turns_nan_when_another_is_changed_leaks() -> None:
 def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
     ids = torch.arange(3, 43)[None]
     features = [{"input_ids": ids[0].tolist(), "document_starts": list(range(0, 40, 2))}]
-    calls = 0
-    changed: set[int] = set()
+    changed: list[set[int]] = []
 
     def logits(batch: dict[str, Any]) -> torch.Tensor:
-        nonlocal calls
         if batch["input_ids"].shape[1] == 40:
-            calls += 1
-            changed.update((batch["input_ids"] != ids).nonzero()[:, 1].tolist())
-        return callable_of(model("Qwen3"))(batch)
+            changed.append(set((batch["input_ids"] != ids).nonzero()[:, 1].tolist()))
+        return called("Qwen3")(batch)
 
     report = check_isolation(logits, DataCollatorForCausalLM(Special())(features), max_probes=3)
     assert report.passed
     assert len(report.documents) == 20
-    assert calls == 2 + 3
-    assert {0, 1, 38, 39} <= changed
+    assert len(changed) == 2 + 3
+    assert {0, 1, 38, 39} <= set().union(*changed)
