@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.token_stream import make_loader
-from tests.load.sets import Item, items
+from chatmill.pack.stream import PackedStream, pack_post_training_stream
+from tests.load.sets import Item, items, loader
 
 PAD = 96
 
@@ -22,16 +22,15 @@ def small_items(count: int, *, seed: int = 0, fractional: bool = False) -> list[
 
 
 def loader_over(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
-    settings = {
-        "batch_size": 4,
-        "block_size": 16,
-        "dataset_mode": "sft_episode",
-        "pad_token_id": PAD,
-        "use_loss_mask": True,
-    }
-    made = make_loader(settings | options, directory)
-    assert isinstance(made, GPTEpisodeDataLoader)
-    return made
+    return loader(directory, **{"batch_size": 4, "block_size": 16, "pad_token_id": PAD, **options})
+
+
+IDS = {"system_id": 10, "user_id": 11, "assistant_id": 12, "end_id": 13, "eos_id": 0}
+
+
+def numbered() -> PackedStream:
+    """21 blocks that each train targets of their own."""
+    return pack_post_training_stream([[11, n, 13, 12, n, 13] for n in range(20, 41)], block_size=7, **IDS)
 
 
 def tiny_model(vocab_size: int = 97, *, kind: str = "Llama", **sizes: Any) -> Any:
