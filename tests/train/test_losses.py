@@ -6,6 +6,8 @@ import functools
 import itertools
 import json
 import operator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,20 @@ def by_hand(losses: Tensor, span_id: Tensor, mask: Tensor, w_r: float, w_f: floa
     }  # fmt: skip
 
 
+def loss_of(kind: str, losses: Tensor, span_id: Tensor, mask: Tensor, group: Any = None, **counts: Tensor) -> Any:
+    if kind == "span":
+        return span_normalized_loss(losses, span_id, mask, 1.5, 0.5, group, **counts)
+    return weighted_loss(losses, mask, group, **counts)
+
+
+def counts_of(kind: str, span_id: Tensor, mask: Tensor, group: Any = None) -> Tensor:
+    return span_counts(span_id, mask, group) if kind == "span" else weight_counts(mask, group)
+
+
+close = functools.partial(pytest.approx, rel=1e-6, abs=1e-6)
+assert_close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-7)
+
+
 @settings(max_examples=60)
 @given(
     st.integers(1, 5),
@@ -70,42 +86,36 @@ def test_both_losses_equal_their_definition(rows: int, length: int, seed: int, w
     losses, span_id, mask = columns(rows, length, seed)
     result = span_normalized_loss(losses, span_id, mask, w_r, w_f)
     expected = by_hand(losses, span_id, mask, w_r, w_f)
-    assert result.values() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert result.values() == close(expected)
     assert result.values().keys() == expected.keys() == set(SpanLoss.__dataclass_fields__)
     result.loss.backward()
     wanted = torch.zeros_like(losses)
     for span, weight in ((1, w_r), (2, w_f)):
         chosen = mask * (span_id == span)
         wanted += weight * chosen / (float(chosen.sum()) or 1.0)
-    torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
+    assert_close(losses.grad, wanted)
     losses.grad = None
     weighted = weighted_loss(losses, mask * 0.5)
     summed, count = (losses * mask).sum().item() / 2, float(mask.sum()) / 2
-    mean = summed / count if count else 0.0
-    assert weighted.values() == pytest.approx({"loss": mean, "sum": summed, "tokens": count}, rel=1e-6, abs=1e-6)
+    assert weighted.values() == close({"loss": summed / count if count else 0.0, "sum": summed, "tokens": count})
     weighted.loss.backward()
-    torch.testing.assert_close(losses.grad, mask / (float(mask.sum()) or 1.0), rtol=1e-6, atol=1e-7)
+    assert_close(losses.grad, mask / (float(mask.sum()) or 1.0))
+    # Without a mask every position of a span counts.
+    plain = span_normalized_loss(losses, span_id).values()
+    assert plain == span_normalized_loss(losses, span_id, (span_id > 0).long()).values()
+    assert plain["tokens_r"] == int((span_id == 1).sum())
 
 
-def test_without_a_mask_every_position_of_a_span_counts() -> None:
-    losses, span_id, _ = columns(3, 7, 1)
-    plain = span_normalized_loss(losses, span_id)
-    assert plain.values() == span_normalized_loss(losses, span_id, (span_id > 0).long()).values()
-    assert plain.values()["tokens_r"] == int((span_id == 1).sum()) > 0
-
-
+@pytest.mark.parametrize("kind", ["span", "weighted"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_broken_loss_on_untrained_positions_does_no_harm(bad: float) -> None:
+def test_a_broken_loss_on_untrained_positions_does_no_harm(bad: float, kind: str) -> None:
     losses, span_id, mask = columns(2, 8, 3)
     broken = torch.where(mask == 0, bad, losses.detach()).requires_grad_()
-    for clean, result in (
-        (span_normalized_loss(losses, span_id, mask), span_normalized_loss(broken, span_id, mask)),
-        (weighted_loss(losses, mask), weighted_loss(broken, mask)),
-    ):
-        result.loss.backward()
-        assert result.values() == clean.values()
-        assert broken.grad is not None
-        assert torch.isfinite(broken.grad).all()
+    result = loss_of(kind, broken, span_id, mask)
+    result.loss.backward()
+    assert result.values() == loss_of(kind, losses, span_id, mask).values()
+    assert broken.grad is not None
+    assert torch.isfinite(broken.grad).all()
 
 
 def test_bfloat16_losses_are_summed_wide() -> None:
@@ -116,20 +126,38 @@ def test_bfloat16_losses_are_summed_wide() -> None:
         assert result.values()["loss"] == 1.0
 
 
-def test_mistakes_are_named() -> None:
-    with pytest.raises(DataError, match=r"per_token_loss \(2, 3\), span_id \(2, 4\)"):
-        span_normalized_loss(torch.zeros(2, 3), torch.zeros(2, 4))
-    with pytest.raises(DataError, match=r"loss_mask \(4,\)"):
-        span_counts(torch.zeros(2, 4), torch.zeros(4))
-    with pytest.raises(DataError, match=r"labels \(2, 4\), logits \(2, 3\)"):
-        token_losses(torch.zeros(2, 3, 5), torch.zeros(2, 4))
-    for counts in (0, torch.zeros(3)):
-        with pytest.raises(DataError, match="over the micro-batches of the step"):
-            span_normalized_loss(torch.zeros(2, 4), torch.zeros(2, 4), counts=counts)  # type: ignore[arg-type]
-    losses, span_id, mask = columns(1, 5, 2)
-    one, other = (span_normalized_loss(losses, span_id, mask, w_r) for w_r in (1.0, 2.0))
-    with pytest.raises(DataError, match=r"w_r 1.0 and 2.0"):
-        one + other
+ZEROS = torch.zeros(2, 4)
+OF_STUDENT = torch.zeros(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: span_normalized_loss(torch.zeros(2, 3), ZEROS), r"per_token_loss \(2, 3\), span_id \(2, 4\)"),
+        (lambda: span_counts(ZEROS, torch.zeros(4)), r"loss_mask \(4,\)"),
+        (lambda: token_losses(torch.zeros(2, 3, 5), ZEROS), r"labels \(2, 4\), logits \(2, 3\)"),
+        (lambda: span_normalized_loss(ZEROS, ZEROS, counts=0), "over the micro-batches of the step"),  # type: ignore[arg-type]
+        (lambda: span_normalized_loss(ZEROS, ZEROS, counts=torch.zeros(3)), "over the micro-batches of the step"),
+        (
+            lambda: span_normalized_loss(ZEROS, ZEROS, None, 1.0) + span_normalized_loss(ZEROS, ZEROS, None, 2.0),
+            r"w_r 1.0 and 2.0",
+        ),
+        (
+            lambda: teacher_losses(OF_STUDENT, torch.full((2, 3, 1), 4), torch.zeros(2, 3, 1), torch.zeros(2, 3)),
+            "the student has 4 logits",
+        ),
+        (
+            lambda: teacher_losses(OF_STUDENT, torch.zeros(2, 2, 1), torch.zeros(2, 3, 1), torch.zeros(2, 3)),
+            "shapes differ",
+        ),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        call()
+
+
+# ---- micro-batches and ranks
 
 
 def test_counting_over_ranks_changes_nothing_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,100 +169,72 @@ def test_counting_over_ranks_changes_nothing_that_was_given(monkeypatch: pytest.
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 6), st.integers(0, 1000), st.booleans(), st.data())
-def test_accumulation_equals_the_big_batch(rows: int, seed: int, spans: bool, data: st.DataObject) -> None:
+@given(st.integers(1, 6), st.integers(0, 1000), st.sampled_from(["span", "weighted"]), st.data())
+def test_accumulation_equals_the_big_batch(rows: int, seed: int, kind: str, data: st.DataObject) -> None:
     losses, span_id, mask = columns(rows, 11, seed)
-
-    def loss(piece: slice, **counts: Tensor) -> Any:
-        if spans:
-            return span_normalized_loss(losses[piece], span_id[piece], mask[piece], 1.5, 0.5, **counts)
-        return weighted_loss(losses[piece], mask[piece], **counts)
-
-    whole = loss(slice(None))
+    whole = loss_of(kind, losses, span_id, mask)
     whole.loss.backward()
     wanted, losses.grad = losses.grad, None
     cuts = sorted(data.draw(st.sets(st.integers(1, rows), max_size=rows)) | {0, rows})
     pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    counted = [span_counts(span_id[p], mask[p]) if spans else weight_counts(mask[p]) for p in pieces]
+    counts = torch.stack([counts_of(kind, span_id[p], mask[p]) for p in pieces]).sum(0)
     parts = []
-    for piece in pieces:
-        part = loss(piece, counts=torch.stack(counted).sum(0))
+    for p in pieces:
+        part = loss_of(kind, losses[p], span_id[p], mask[p], counts=counts)
         part.loss.backward()
         parts.append(part.detached())
     total = functools.reduce(operator.add, parts)
-    assert total.values() == pytest.approx(whole.values(), rel=1e-6, abs=1e-6)
-    torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
+    assert total.values() == close(whole.values())
+    assert_close(losses.grad, wanted)
     assert not total.loss.requires_grad
-    assert len(parts) == len(pieces) > 0
 
 
-SCRIPT = """
-import functools, json, operator, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from chatmill.train.losses import span_counts, span_normalized_loss, weight_counts, weighted_loss
-
-rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-data = torch.load(out + ".in")
-WORLD = dist.group.WORLD
-results = []
-
-def model():
+def net() -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(6, 1)
 
-def counted(kind, p):
-    return span_counts(span[p], mask[p], WORLD) if kind == "span" else weight_counts(mask[p], WORLD)
 
-def loss(kind, values, p, **given):
-    if kind == "span":
-        return span_normalized_loss(values, span[p], mask[p], 1.5, 0.5, WORLD, **given)
-    return weighted_loss(values, mask[p], WORLD, **given)
-
-x, span, mask = data["x"], data["span"], data["mask"]
-# One rank has rows 0, 1 and the other 2..5, the other way round with both in two micro-batches.
-for kind in ("span", "weighted"):
-    for pieces in ([[slice(0, 2)], [slice(2, 6)]], [[slice(3, 6), slice(2, 3)], [slice(0, 1), slice(1, 2)]]):
-        net = DistributedDataParallel(model())
-        mine = pieces[rank]
-        counts = sum(counted(kind, p) for p in mine)
-        parts = []
-        for number, p in enumerate(mine):
-            with torch.enable_grad() if number == len(mine) - 1 else net.no_sync():
-                given = {} if len(mine) == 1 else {"counts": counts}
-                part = loss(kind, net(x[p]).squeeze(-1) ** 2, p, **given)
-                part.loss.backward()
-                parts.append(part.detached())
-        results.append({"kind": kind, "values": functools.reduce(operator.add, parts).values(),
-                        "grads": [p.grad.flatten().tolist() for p in net.parameters()]})
-json.dump(results, open(out + f".{rank}", "w"))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def run_rank(rank: str, store: str, out: str) -> None:
+    """One rank has rows 0, 1 and the other 2..5, then the other way round with both in two micro-batches."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    x, span_id, mask = torch.load(out + ".in")
+    world, results = torch.distributed.group.WORLD, []
+    for kind in ("span", "weighted"):
+        for pieces in ([[slice(0, 2)], [slice(2, 6)]], [[slice(3, 6), slice(2, 3)], [slice(0, 1), slice(1, 2)]]):
+            parallel, mine = torch.nn.parallel.DistributedDataParallel(net()), pieces[int(rank)]
+            counts = sum(counts_of(kind, span_id[p], mask[p], world) for p in mine)
+            parts = []
+            for number, p in enumerate(mine):
+                with torch.enable_grad() if number == len(mine) - 1 else parallel.no_sync():
+                    given: Any = {} if len(mine) == 1 else {"counts": counts}
+                    part = loss_of(kind, parallel(x[p]).squeeze(-1) ** 2, span_id[p], mask[p], world, **given)
+                    part.loss.backward()
+                    parts.append(part.detached())
+            grads = [parameter.grad.flatten().tolist() for parameter in parallel.parameters()]
+            results.append((kind, functools.reduce(operator.add, parts).values(), grads))
+    Path(f"{out}.{rank}").write_text(json.dumps(results))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def test_two_processes_equal_the_big_batch_in_value_and_gradient(tmp_path: Path) -> None:
     _, span_id, mask = columns(6, 10, 7)
     span_id[:2], mask[:2] = 2, 1.0  # one rank has no reasoning token at all
     x = torch.randn(6, 10, 6, generator=torch.Generator().manual_seed(1))
-    torch.save({"x": x, "span": span_id, "mask": mask}, tmp_path / "out.in")
-    (tmp_path / "run.py").write_text(SCRIPT)
-    run_two_ranks(tmp_path / "run.py", tmp_path / "store", tmp_path / "out", preload=("chatmill.train.losses",))
+    torch.save((x, span_id, mask), tmp_path / "out.in")
+    run_two_ranks(Path(__file__), tmp_path / "store", tmp_path / "out", preload=("tests.train.test_losses",))
     results = [result for rank in range(2) for result in json.loads((tmp_path / f"out.{rank}").read_text())]
     assert len(results) == 8
-    for result in results:
-        torch.manual_seed(0)
-        net = torch.nn.Linear(6, 1)
-        losses = net(x).squeeze(-1) ** 2
-        is_span = result["kind"] == "span"
-        whole: Any = span_normalized_loss(losses, span_id, mask, 1.5, 0.5) if is_span else weighted_loss(losses, mask)
+    for kind, values, grads in results:
+        alone = net()
+        whole = loss_of(kind, alone(x).squeeze(-1) ** 2, span_id, mask)
         whole.loss.backward()
-        assert result["values"] == pytest.approx(whole.values(), rel=1e-6, abs=1e-6), result["kind"]
-        for got, parameter in zip(result["grads"], net.parameters(), strict=True):
-            assert parameter.grad is not None
-            assert got == pytest.approx(parameter.grad.flatten().tolist(), rel=1e-6, abs=1e-6), result["kind"]
+        assert values == close(whole.values()), kind
+        for got, parameter in zip(grads, alone.parameters(), strict=True):
+            assert got == close(parameter.grad.flatten().tolist()), kind
+
+
+# ---- teachers
 
 
 @given(st.integers(1, VOCABULARY), st.integers(0, 2**20))
@@ -260,12 +260,8 @@ def test_the_loss_against_a_teacher_is_that_over_the_vocabulary_with_the_other_t
     wanted = torch.where(known, wanted, 0)
     torch.testing.assert_close(losses, wanted)
     torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), logits)[0])
+    assert not teacher_losses(logits, torch.zeros(3, 4, 0), torch.zeros(3, 4, 0), rest).any()
 
 
-def test_a_teacher_with_another_vocabulary_or_shape_is_refused() -> None:
-    logits, logprobs, rest = torch.zeros(2, 3, 4), torch.zeros(2, 3, 1), torch.zeros(2, 3)
-    with pytest.raises(DataError, match="the student has 4 logits"):
-        teacher_losses(logits, torch.full((2, 3, 1), 4), logprobs, rest)
-    with pytest.raises(DataError, match="shapes differ"):
-        teacher_losses(logits, torch.zeros(2, 2, 1), logprobs, rest)
-    assert not teacher_losses(logits, torch.zeros(2, 3, 0), torch.zeros(2, 3, 0), rest).any()
+if __name__ == "__main__":
+    run_rank(*sys.argv[1:])
