@@ -60,17 +60,17 @@ def recut(ids: list[int], rng: random.Random) -> list[int]:
     return out
 
 
-def answers(record: dict[str, Any]) -> dict[int, list[int]]:
-    """The ids that the template and the tokenizer give for each answer, where it is trained."""
+def calls_of(record: dict[str, Any]) -> dict[int, tuple[list[int], list[int]]]:
+    """The ids of the prompt and of the answer, as they are rendered, for each message that is trained."""
     conversation = conversation_of(record, find_shape("openai"))
     tokens = render([conversation], template()).tokens
-    found: dict[int, list[int]] = {}
+    found: dict[int, tuple[list[int], list[int]]] = {}
     for one in map(tokens.conversation, range(len(tokens))):
         row = PlainRow(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
         for k in range(len(conversation.messages)):
             place = row.answer_of(k)
             if place is not None and not row.kinds[place[0]] & REPEATED:
-                found[k] = row.ids[place[0] : place[2]]
+                found[k] = row.ids[: place[0]], row.ids[place[0] : place[2]]
     return found
 
 
@@ -79,7 +79,7 @@ def sampled_chats(count: int, seed: int = 3) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     records = thinking_chats(count, seed)
     for record in records:
-        for k, ids in answers(record).items():
+        for k, (_, ids) in calls_of(record).items():
             if rng.random() < 0.2:
                 continue
             message = record["messages"][k]
@@ -160,26 +160,13 @@ def test_logprobs_are_stored_beside_their_tokens_and_exported(tmp_path: Path) ->
     assert (~np.isnan(both)).sum() >= len(given)
 
 
-def drifting(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the calls of its answers: the prompts as they are rendered, one of them changed."""
-    tokens, answered = render([conversation_of(record, find_shape("openai"))], template()).tokens, answers(record)
-    for k, ids in answered.items():
-        for number in range(len(tokens)):
-            row = tokens.conversation(number)
-            own = np.flatnonzero((row.messages == k) & np.isin(row.kinds & REPEATED, [0]))
-            text = row.ids.tolist()
-            begin = next((n for n in own.tolist() if text[n : n + len(ids)] == ids), None)
-            if begin is not None:
-                record["messages"][k] |= {"prompt_token_ids": text[:begin], "token_ids": ids}
-    return record
-
-
 def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_path: Path) -> None:
     rng = random.Random(5)
-    records = [drifting(record) for record in thinking_chats(7, 8)]
-    texts = [[{k: v for k, v in m.items() if "token" not in k} for m in r["messages"]] for r in records]
-    plain = [{"id": r["id"], "messages": messages} for r, messages in zip(records, texts, strict=True)]
-    calls = [m for record in records for m in record["messages"] if "token_ids" in m]
+    records, plain, calls = thinking_chats(7, 8), thinking_chats(7, 8), []
+    for record in records:
+        for k, (prompt, ids) in calls_of(record).items():
+            record["messages"][k] |= {"prompt_token_ids": prompt, "token_ids": ids}
+            calls.append(record["messages"][k])
     for call in calls[::3]:
         call["token_ids"] = [one for i in call["token_ids"] for one in recut([i], rng)]
     for call in calls[::4]:
@@ -195,13 +182,12 @@ def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_p
     assert one == other
 
 
-def kinds_of(message: Message, *more: Message, **options: Any) -> list[tuple[str, str]]:
-    """The runs of a conversation from its answer on."""
-    conversation = Conversation((HI, message, *more))
-    tokens, tokenizer = render([conversation], template(**options)).tokens.conversation(0), loaded("qwen3")
+def kinds_of(message: Message, **options: Any) -> list[tuple[str, str]]:
+    """The runs of an answer, after its header."""
+    tokens = render([Conversation((HI, message))], template(**options)).tokens.conversation(0)
     runs = zip(tokens.run_kinds.tolist(), tokens.run_offsets[:-1], tokens.run_offsets[1:], strict=True)
-    found = [(kind_name(code), tokenizer.decode(tokens.ids[a:b])) for code, a, b in runs if a < b]
-    return [run for run in found[found.index(("assistant.header", "assistant\n")) + 1 :] if run[0][:9] == "assistant"]
+    found = [(kind_name(code), loaded("qwen3").decode(tokens.ids[a:b])) for code, a, b in runs if a < b]
+    return found[found.index(("assistant.header", "assistant\n")) + 1 :]
 
 
 def ids_of(text: str) -> tuple[int, ...]:
