@@ -1,4 +1,4 @@
-"""Small inputs of several kinds, recipes over them, and the comparison of built folders."""
+"""Small inputs of several kinds, recipes over them, the rows of built trees, and the comparison of built folders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from numpy.typing import NDArray
 
 from chatmill.compiler.run import run_build
 from chatmill.core.ledger import Ledger
+from chatmill.core.trees import rows_of_tree
 from chatmill.prove.verify import verify
+from chatmill.store.episodes import Episode
 from tests.hashes import file_entry
 
 WORDS = ["the", "mill", "grinds", "what", "is", "put", "into", "it.", "löwe", "水車", "🙂", "a", "long;", "short\n"]
@@ -53,6 +57,29 @@ def random_chat(rng: random.Random, name: str | None, turns: int = 3, words: int
 def chats(count: int, seed: int = 0, *, ids: bool = True, **options: int) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     return [random_chat(rng, f"r{i}" if ids else None, **options) for i in range(count)]
+
+
+def thinking_chat(rng: random.Random, name: str, turns: int) -> dict[str, Any]:
+    """A chat whose earlier answers lose their reasoning under Qwen3's template; some have tools at work."""
+    messages: list[dict[str, Any]] = []
+    for turn in range(rng.randint(1, turns)):
+        messages.append({"role": "user", "content": f"{name} asks {turn} " + "why " * rng.randint(0, 5)})
+        if rng.random() < 0.4:
+            call = {"type": "function", "function": {"name": "look", "arguments": {"at": turn}}}
+            messages.append({"role": "assistant", "content": "", "reasoning_content": "look", "tool_calls": [call]})
+            messages.append({"role": "tool", "content": "seen " * rng.randint(1, 4)})
+        answer: dict[str, Any] = {"role": "assistant", "content": f"says {turn} " + "so " * rng.randint(0, 6)}
+        if rng.random() < 0.8:
+            answer["reasoning_content"] = "since " * rng.randint(1, 6)
+        if rng.random() < 0.1:
+            answer["weight"] = 0.5
+        messages.append(answer)
+    return {"id": name, "messages": messages}
+
+
+def thinking_chats(count: int, seed: int = 0, turns: int = 5) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [thinking_chat(rng, f"r{number}", turns) for number in range(count)]
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:
@@ -149,3 +176,11 @@ def files_of(folder: Path) -> dict[str, Any]:
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     assert files == {name: file_entry(path.read_bytes()) for name, path in there.items() if name != "manifest.json"}
     return files
+
+
+def apart(episode: Episode) -> list[tuple[NDArray[Any], NDArray[Any], int]]:
+    """Ids and weights of the rows of an episode, and how many tokens of each are of an older row."""
+    assert episode.weights is not None
+    _, ends = episode.branches.positions_and_ends(np.array([len(episode)]))
+    rows = rows_of_tree(ends, episode.branches.starts)
+    return [(episode.ids[path], episode.weights[path], older) for path, older in rows]

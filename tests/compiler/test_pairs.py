@@ -21,9 +21,8 @@ from chatmill.read.files import batch_records
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.compiler.builds import CHATML, OPEN_GATES, proved, text, write_jsonl
+from tests.compiler.builds import CHATML, OPEN_GATES, apart, proved, text, write_jsonl
 from tests.compiler.scanned import both_ways
-from tests.compiler.tree_rows import apart
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
 from tests.read.three_ways import as_lines

@@ -34,9 +34,8 @@ from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.render.sampled import NOTES
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import OPEN_GATES, proved, write_jsonl
+from tests.compiler.builds import OPEN_GATES, apart, proved, thinking_chats, write_jsonl
 from tests.compiler.scanned import both_ways
-from tests.compiler.tree_rows import apart, thinking_chats
 from tests.data.tokenizer_files import loaded, unpacked
 
 QWEN = str(unpacked("qwen3"))

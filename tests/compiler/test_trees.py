@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,29 @@ from chatmill.load.token_stream import GPTDataLoader
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
-from tests.compiler.builds import OPEN_GATES, plain_recipe, proved, talk, write_jsonl
-from tests.compiler.tree_rows import apart, targets, thinking_chat, thinking_chats
+from tests.compiler.builds import (
+    OPEN_GATES,
+    apart,
+    plain_recipe,
+    proved,
+    talk,
+    thinking_chat,
+    thinking_chats,
+    write_jsonl,
+)
+
+POWERS = np.random.RandomState(7).randint(1, 2**62, size=1 << 17).astype(np.uint64) | np.uint64(1)
+
+
+def targets(built: Path, split: str = "train") -> Counter[tuple[str, int, int, float]]:
+    """Record, hash of a target and all before it, its id and its weight: how often each is trained."""
+    found: Counter[tuple[str, int, int, float]] = Counter()
+    for episode in EpisodeDataset(built, split):
+        for ids, weights, older in apart(episode):
+            hashes = np.cumsum(ids.astype(np.uint64) * POWERS[: len(ids)], dtype=np.uint64)
+            for at in (np.flatnonzero(weights[older:]) + older).tolist():
+                found[str(episode.record_id), int(hashes[at]), int(ids[at]), float(weights[at])] += 1
+    return found
 
 
 def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
 from tests.cli.run import here
 from tests.compiler import builds
-from tests.compiler.builds import OPEN_GATES, plain_recipe, write_jsonl
+from tests.compiler.builds import plain_recipe, write_jsonl
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.hashes import file_entry
 
@@ -65,26 +65,18 @@ def weighted_chat(number: int) -> dict[str, Any]:
 
 def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str, Any]:
     """Sources with weights, caps and named shapes; a val split; what cannot be used is quarantined."""
-    return {
-        "sources": [
-            {"path": str(inputs / "[a-m]*.jsonl.gz")},
-            {"path": str(inputs / "sharegpt.jsonl.zst"), "name": "oasst"},
-            {"path": str(inputs / "rows.parquet"), "weight": 0.5},
-            {"path": [str(inputs / "list.json"), str(inputs / "korean.parquet")], "max_records": 20},
-            {"path": [str(inputs / "weighted.jsonl"), str(inputs / "plain.jsonl")], "weight": 2.5},
-            {"path": [str(inputs / "nasty.jsonl"), str(inputs / "nasty_raw.jsonl")], "shape": "openai"},
-            {"path": str(inputs / "synth.parquet")},
-            {"path": str(inputs / "[o-z]*.jsonl.gz")},
-        ],
-        "tokenizer": tokenizer,
-        "template": template,
-        "add_control_tokens": template != "harmony",
-        "on_error": "quarantine",
-        "split": {"val_fraction": 0.2},
-        "gates": OPEN_GATES,
-        "shard_bytes": 40_000,
-        **more,
-    }
+    names: list[tuple[list[str], dict[str, Any]]] = [
+        (["[a-o]*.jsonl.gz", "[q-z]*.jsonl.gz"], {}),
+        (["sharegpt.jsonl.zst"], {"name": "oasst"}),
+        (["korean.parquet"], {"max_records": 20}),
+        (["weighted.jsonl"], {"weight": 2.5}),
+        (["nasty.jsonl", "nasty_raw.jsonl"], {"shape": "openai"}),
+        (["synth.parquet"], {}),
+    ]
+    sources = [{"path": [str(inputs / name) for name in some], **options} for some, options in names]
+    rules = {"tokenizer": tokenizer, "template": template, "add_control_tokens": template != "harmony"}
+    base = builds.mixed_recipe(inputs, packing={}, pack=None, split={"val_fraction": 0.2}, shard_bytes=40_000)
+    return {**base, **rules, "sources": [*base["sources"], *sources], **more}
 
 
 def small_recipe(source: Path, **more: Any) -> dict[str, Any]:

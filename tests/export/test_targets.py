@@ -28,8 +28,7 @@ from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.tree_rows import RowsOfTrees
 from tests.cli.run import invoke
-from tests.compiler.builds import write_jsonl
-from tests.compiler.tree_rows import thinking_chats
+from tests.compiler.builds import thinking_chats, write_jsonl
 from tests.pages import DOCS
 
 

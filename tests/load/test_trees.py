@@ -23,8 +23,7 @@ from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.document_masks import dense_mask, flex_mask, mask_mod
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.train.tree_isolation import check_trees
-from tests.compiler.builds import write_jsonl
-from tests.compiler.tree_rows import apart, thinking_chats
+from tests.compiler.builds import apart, thinking_chats, write_jsonl
 from tests.load.sets import Special, loader
 from tests.train.tiny import tiny_model
 
