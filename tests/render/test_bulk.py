@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
-from chatmill.core.kinds import REPEATED, RoleCode, role_of
+from chatmill.core.kinds import KINDS, REPEATED, Part, RoleCode, parts_of, role_of
+from chatmill.core.kinds import PLAIN as PLAIN_KIND
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
+from chatmill.label.presets import PRESETS
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
 from chatmill.render.document_items import Ids
@@ -35,7 +37,6 @@ from tests.render.jinja.at_hand import items_alone
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()
-BY_BYTES = [name for name in NAMES if name != "harmony"]  # which needs its own vocabulary
 
 
 @cache
@@ -50,11 +51,6 @@ def tokenizer_of(name: str, vocabulary: str) -> Any:
 
 def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> ModelTemplate:
     return bind(name, tokenizer_of(name, vocabulary), TemplateOptions(today=DAY, **options))
-
-
-def forget(template: ModelTemplate) -> None:
-    """Everything that earlier conversations taught a template; what it found out about itself stays."""
-    template.store.forget()
 
 
 def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: ModelTemplate) -> Rendered:
@@ -130,7 +126,7 @@ def assert_bulk_is_one_by_one(
     place = 0
     template = fresh(name, vocabulary, **options)
     for index, conversation in enumerate(conversations):
-        forget(template)
+        template.store.forget()  # what earlier conversations taught it, not what it found out about itself
         written = written_alone(conversation, template)
         if isinstance(written, RecordError):
             assert (failed[index].code, failed[index].path) == (written.code, written.path), conversation.where
@@ -191,11 +187,12 @@ def test_every_bundled_source(name: str, count: int) -> None:
 
 SPELLINGS = [
     *("<|im_end|>", "<think>", "</think>", "<tool_call>", "<tool_response>x</tool_response>", "<tool_response>"),
-    *("<|end|>", "<|user|>", "[INST]", "</s>", "<|eot_id|>", "<|EOS|>", "<|return|>"),
+    *("</tool_response>", "</tool_call>", "<|im_start|>", "<|endoftext|>", "<|channel|>", "<|begin_of_text|>"),
+    *("<|end|>", "<|user|>", "[INST]", "</s>", "<|eot_id|>", "<|EOS|>", "<|END|>", "<|return|>"),
 ]
 PIECES = [*SPELLINGS, "\n", "\n\n", " ", "é́", "a", "<th", "ink>", "\u2003", "\u00a0", "None", "{{ 1 }}", "\x00"]
 TEXT = st.sampled_from(["", "a", "\nx\n", "<think>r</think>\n\nok", "hello there\n\n"]) | st.lists(
-    st.sampled_from(PIECES), max_size=5
+    st.sampled_from(PIECES) | st.text(max_size=8), max_size=5
 ).map("".join)
 WORDS = st.sampled_from(["f", "get_weather", "é", "<|im_end|>"])
 ARGUMENTS = st.dictionaries(WORDS, TEXT | st.integers() | st.none() | st.lists(TEXT, max_size=2), max_size=2)
@@ -206,34 +203,22 @@ CALLS = st.builds(
     st.none() | st.just("call00001"),
     st.integers(0, 127),
 )
-TOOLS = st.builds(
-    lambda name, text: {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": text,
-            "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": text}}},
-        },
-    },
-    WORDS,
-    TEXT,
-)
-WEIGHT = st.none() | st.sampled_from([0.0, 0.5, 1.0])
+
+
+def tool_of(name: str, text: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": text}}}
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
 
 
 def said(role: Role) -> st.SearchStrategy[Message]:
+    more: dict[str, Any] = {"weight": st.none() | st.sampled_from([0.0, 0.5, 1.0])}
     if role is Role.ASSISTANT:
-        calls = st.just(()) | st.lists(CALLS, max_size=3).map(tuple)
-        return st.tuples(TEXT, st.none() | TEXT, calls, WEIGHT).map(
-            lambda drawn: Message(role, drawn[0], reasoning=drawn[1], tool_calls=drawn[2], weight=drawn[3])
-        )
-    if role is Role.TOOL:
-        return st.tuples(TEXT, st.none() | WORDS).map(
-            lambda drawn: Message(role, drawn[0], name=drawn[1], tool_call_id="call00001")
-        )
-    return st.tuples(TEXT, st.none() | WORDS, WEIGHT).map(
-        lambda drawn: Message(role, drawn[0], name=drawn[1], weight=drawn[2])
-    )
+        more |= {"reasoning": st.none() | TEXT, "tool_calls": st.just(()) | st.lists(CALLS, max_size=3).map(tuple)}
+    elif role is Role.TOOL:
+        more = {"name": st.none() | WORDS, "tool_call_id": st.just("call00001")}
+    else:
+        more["name"] = st.none() | WORDS
+    return st.tuples(TEXT, st.fixed_dictionaries(more)).map(lambda drawn: Message(role, drawn[0], **drawn[1]))
 
 
 PLAIN_TALK = st.lists(st.tuples(said(Role.USER), said(Role.ASSISTANT)), min_size=1, max_size=3).map(
@@ -242,16 +227,33 @@ PLAIN_TALK = st.lists(st.tuples(said(Role.USER), said(Role.ASSISTANT)), min_size
 ANY_TALK = st.lists(st.sampled_from(list(Role)).flatmap(said), min_size=1, max_size=5).map(tuple)
 TALKS = st.tuples(
     PLAIN_TALK | st.tuples(said(Role.SYSTEM), PLAIN_TALK).map(lambda pair: (pair[0], *pair[1])) | ANY_TALK,
-    st.just(()) | st.lists(TOOLS, max_size=2).map(tuple),
+    st.just(()) | st.lists(st.builds(tool_of, WORDS, TEXT), max_size=2).map(tuple),
 ).map(lambda drawn: Conversation(drawn[0], tools=drawn[1]))
 RULES = st.fixed_dictionaries({}, optional={"expand": st.sampled_from(Expand), "unproved": st.sampled_from(Unproved)})
 
 
-@settings(max_examples=60)
-@given(talks=st.lists(TALKS, max_size=5), name=st.sampled_from(BY_BYTES), rules=RULES)
+def assert_sound(rendered: Rendered, count: int) -> None:
+    """Every conversation is kept or refused, and every token has a kind that all policies can weigh."""
+    tokens = rendered.tokens
+    failed = {index for index, _ in rendered.failed}
+    assert sorted([*set(rendered.kept.tolist()), *failed]) == list(range(count))
+    assert tokens.offsets[-1] == len(tokens.ids) == len(tokens.kinds) == len(tokens.messages)
+    assert (tokens.kinds & PLAIN_KIND < KINDS).all()
+    assert (parts_of(tokens.kinds) != Part.PAD).all()
+    assert (tokens.run_lengths >= 0).all()
+    assert np.isin(tokens.offsets, tokens.run_offsets).all()
+    for policy in PRESETS.values():
+        weights = policy.run_weights(tokens)
+        assert weights.shape == tokens.run_kinds.shape
+        assert ((weights >= 0) & (weights <= 1)).all()
+
+
+@settings(max_examples=120)
+@given(talks=st.lists(TALKS, max_size=5), name=st.sampled_from(NAMES), rules=RULES)
 def test_random_batches(talks: list[Conversation], name: str, rules: dict[str, Any]) -> None:
     twice = [*talks, *talks]  # the second half is written by plans alone
     rendered = rendered_both_ways(lambda: twice, fresh(name, **rules))
+    assert_sound(rendered, len(twice))
     assert_bulk_is_one_by_one(rendered, twice, name, "bytes", **rules)
 
 
@@ -259,7 +261,7 @@ _USED: dict[str, ModelTemplate] = {}
 
 
 @settings(max_examples=60)
-@given(talks=st.lists(TALKS, max_size=4), name=st.sampled_from(BY_BYTES))
+@given(talks=st.lists(TALKS, max_size=4), name=st.sampled_from(NAMES))
 def test_a_template_that_has_seen_much_writes_as_a_fresh_one(talks: list[Conversation], name: str) -> None:
     """Plans of all earlier examples are in the book: a key or a question that says too little shows here."""
     if name not in _USED:
@@ -273,10 +275,45 @@ def test_a_template_that_has_seen_much_writes_as_a_fresh_one(talks: list[Convers
 def test_chosen_conversations(talks: list[Conversation], chosen: list[int]) -> None:
     places = [number for number in chosen if number < len(talks)]
     for name in ("qwen3", "markers"):
-        rendered = rendered_both_ways(
-            lambda: Conversations.of(talks).take(np.array(places, dtype=np.int64)), fresh(name)
-        )
+        taken = np.array(places, dtype=np.int64)
+        rendered = rendered_both_ways(lambda taken=taken: Conversations.of(talks).take(taken), fresh(name))
         assert_bulk_is_one_by_one(rendered, [talks[number] for number in places], name, "bytes")
+
+
+def with_texts(talk: Conversation, change: Callable[[str], str]) -> Conversation:
+    """A conversation with every text of it changed."""
+
+    def changed(message: Message) -> Message:
+        calls = [call._replace(name=change(call.name), arguments=change(call.arguments)) for call in message.tool_calls]
+        texts = {name: getattr(message, name) for name in ("content", "reasoning", "name")}
+        texts = {name: text and change(text) for name, text in texts.items()}
+        return message._replace(**texts, tool_calls=tuple(calls))
+
+    tools = tuple(json.loads(change(json.dumps(tool))) for tool in talk.tools)
+    return talk._replace(messages=tuple(map(changed, talk.messages)), tools=tools)
+
+
+def without_spellings(text: str) -> str:
+    for spelling in SPELLINGS:
+        text = text.replace(spelling, f"({spelling[1:-1]})")
+    return text
+
+
+@settings(max_examples=80)
+@given(talk=TALKS, name=st.sampled_from(NAMES))
+def test_control_ids_stand_only_where_the_template_put_them(talk: Conversation, name: str) -> None:
+    """Replacing every spelled control token in the texts changes no count of any control id."""
+    # Templates ask for `</think>` and `<tool_response>` in a content and write another text then.
+    talk = with_texts(talk, lambda text: text.replace("</think>", "").replace("<think>", ""))
+    assume(not any(message.content.startswith("<tool_response>") for message in talk.messages))
+    template = fresh(name, "o200k")
+    rendered, other = (
+        render([one], template, collect_failures=True) for one in (talk, with_texts(talk, without_spellings))
+    )
+    assert [error.code for _, error in rendered.failed] == [error.code for _, error in other.failed]
+    control = np.array(sorted(set(template.tokenizer.control_ids.values())))
+    found, wanted = (one.tokens.ids[np.isin(one.tokens.ids, control)].tolist() for one in (rendered, other))
+    assert found == wanted
 
 
 # -- what a plan's key must tell apart ---------------------------------------------------------------------------------

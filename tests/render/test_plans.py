@@ -1,27 +1,35 @@
-"""Plans hold for every record they are used for: empty texts, and templates that read texts after the tracing."""
+"""Plans hold for every record they are used for, and what compiled code writes is what `DocumentWriter` writes."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import REPEATED
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
+from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.registry import bind, find_template
-from chatmill.render.render import render
+from chatmill.render.render import PER_DOCUMENT, Rendered, render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
 from tools.template_survey import bind_bytes
 
-NAMES = ("chatml", "llama3", "qwen3", "qwen3_training", "qwen2_5", "markers", "token_native")
+GIVEN = TemplateOptions(today=date(2026, 1, 2))
+
+
+def of_bytes(template: str | Path, given: TemplateOptions = GIVEN) -> ModelTemplate:
+    source = find_template(template)
+    return bind(source, with_control_tokens(load_tokenizer("bytes"), source.control_tokens or ("<|eos|>",)), given)
 
 
 def turns(*texts: str) -> Conversation:
@@ -29,13 +37,18 @@ def turns(*texts: str) -> Conversation:
     return Conversation(tuple(Message(role, text) for role, text in zip(roles, texts, strict=False)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def facts(rendered: Rendered) -> list[list[object]]:
+    tokens = rendered.tokens
+    columns = (tokens.ids, tokens.offsets, tokens.run_offsets, tokens.run_kinds, tokens.run_messages, rendered.kept)
+    counted = [getattr(rendered, name) for name in PER_DOCUMENT]
+    return [*(np.asarray(one).tolist() for one in (*columns, *counted)), [index for index, _ in rendered.failed]]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3", "qwen3_training", "qwen2_5", "markers", "token_native"])
 def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
     """Whichever record comes first: an empty text must not hide a later one, nor a full one invent one."""
-    source = find_template(name)
-    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
     conversations = [turns(*texts) for texts in itertools.product(("", "a", " \n"), repeat=3)]
-    template = bind(source, tokenizer)
+    template = of_bytes(name)
     together = render(conversations, template, collect_failures=True)
     refused = {index for index, _ in together.failed}
     assert len(refused) < len(conversations)
@@ -43,10 +56,9 @@ def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
         template.store.forget()
         alone = render([conversation], template, collect_failures=True)
         assert bool(alone.failed) == (index in refused)
-        rows = np.flatnonzero(together.kept == index)
-        assert len(rows) == len(alone.tokens)
-        for number, row in enumerate(rows.tolist()):
-            mine, theirs = together.tokens.conversation(row), alone.tokens.conversation(number)
+        rows = np.flatnonzero(together.kept == index).tolist()
+        for row, own in zip(rows, range(len(alone.tokens)), strict=True):
+            mine, theirs = together.tokens.conversation(row), alone.tokens.conversation(own)
             assert mine.ids.tolist() == theirs.ids.tolist()
             assert mine.kinds.tolist() == theirs.kinds.tolist()
 
@@ -88,7 +100,7 @@ def test_threads_that_share_a_template_take_turns(monkeypatch: pytest.MonkeyPatc
         return written
 
     monkeypatch.setattr(ModelTemplate, "write", slow)
-    template = bind("chatml", with_control_tokens(load_tokenizer("bytes"), find_template("chatml").control_tokens))
+    template = of_bytes("chatml")
     shapes = [turns(*"abcdefgh"[:count]) for count in range(1, 9)]
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda one: render([one], template).tokens.ids.tolist(), shapes))
@@ -96,29 +108,23 @@ def test_threads_that_share_a_template_take_turns(monkeypatch: pytest.MonkeyPatc
     assert made == [render([one], template).tokens.ids.tolist() for one in shapes]
 
 
-def with_tools(number: int, text: str) -> Conversation:
-    """A conversation with tools of its own, in which a template can ask for many things."""
-    properties = {f"p{k}": {"type": "string", "enum": [f"{number}-{k}"]} for k in range(number % 5 + 1)}
-    function = {
-        "name": f"f{number}",
-        "description": f"does {number}",
-        "parameters": {"type": "object", "properties": properties},
-    }
-    return turns("q", text)._replace(tools=({"type": "function", "function": function},))
-
-
 def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     """gpt-oss writes tools out as TypeScript: what it asks of tools that no other record has is not kept for all."""
-    options = TemplateOptions(today=date(2026, 1, 2))
-    conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
-    bound = bind_bytes("gptoss", jinja("gptoss"), options)
+    conversations = []
+    for number in range(12):
+        properties = {f"p{k}": {"type": "string", "enum": [f"{number}-{k}"]} for k in range(number % 5 + 1)}
+        parameters = {"type": "object", "properties": properties}
+        function = {"name": f"f{number}", "description": f"does {number}", "parameters": parameters}
+        tools = ({"type": "function", "function": function},)
+        conversations += [turns("q", text)._replace(tools=tools) for text in ("a", "b")]
+    bound = bind_bytes("gptoss", jinja("gptoss"), GIVEN)
     together = render(conversations, bound)
     assert bound.store.keys._tools_by_value
     assert not bound.store.keys._tool_questions
     # five kinds of tools, with a prompt and without; the rest by replay
     assert bound._renderer({}).runs == 10
     for index, conversation in enumerate(conversations):
-        alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
+        alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), GIVEN)).tokens
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
@@ -127,11 +133,106 @@ def test_an_answer_of_weight_0_is_marked_wherever_it_is(weights: tuple[float | N
     """Also if it is the first message of all."""
     said = [Message(Role.ASSISTANT, "a", weight=weights[0]), Message(Role.USER, "q", weight=0.0)]
     said.append(Message(Role.ASSISTANT, "b", weight=weights[1]))
-    source = find_template("chatml")
-    bound = bind(source, with_control_tokens(load_tokenizer("bytes"), source.control_tokens))
-    rendered = render([Conversation(tuple(said))], bound)
+    rendered = render([Conversation(tuple(said))], of_bytes("chatml"))
     tokens = rendered.tokens
     assert rendered.turns.tolist() == [sum(weight != 0 for weight in weights)]
     owners = [said[number] if number >= 0 else None for number in tokens.run_messages.tolist()]
     unwanted = [one is not None and one.role is Role.ASSISTANT and one.weight == 0 for one in owners]
     assert ((tokens.run_kinds & REPEATED) > 0).tolist() == unwanted
+
+
+# -- compiled code ---------------------------------------------------------------------------------------------------
+
+NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite", "gpt_oss")
+OWN = {
+    "recap": "{% set asked = namespace(last=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.index0 < asked.last %}{{ m.content }};{% endif %}"
+    "{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "ended": "{% for m in messages %}{% if loop.previtem is defined %}<|eos|>{% endif %}{{ m.role }}: "
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% if loop.last %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    "trimmed": "{% for m in messages %}{{ m.role }}: {{ m.content | trim if "
+    "m.role == 'assistant' and not loop.last else m.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+}
+"""Templates that write a changed answer again after texts of others, that end it in the next message's turn, and in
+which texts alone say whether an answer is changed."""
+QUESTIONS = [Message(Role.USER, text) for text in ("why?", "", " x \n", "<|im_end|>", "a</think>b")]
+ANSWERS = [
+    *(Message(Role.ASSISTANT, text) for text in ("so", "", "\n so ", "<think>a</think>b")),
+    *(Message(Role.ASSISTANT, text, reasoning=why) for text, why in (("so", "as"), ("x ", ""), ("", " why\n"))),
+    Message(Role.ASSISTANT, "no", weight=0.0),
+]
+CALLS = [
+    Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", arguments),), reasoning=why)
+    for arguments, why in (('{"a": 1}', None), ('{"a": "x"}', "so"), ('{"a": "", "b": {}}', "so"), ("{}", None))
+]
+RESULT = Message(Role.TOOL, "found", name="find")
+TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
+
+
+def conversations(count: int, rng: random.Random, *, calls: bool) -> list[Conversation]:
+    """Chats of which hardly two are alike."""
+    made = []
+    for _ in range(count):
+        messages = [Message(Role.SYSTEM, "be kind")] if rng.random() < 0.5 else []
+        for _ in range(rng.randint(1, 6)):
+            messages.append(rng.choice(QUESTIONS))
+            for _ in range(rng.randint(0, 3) if calls else 0):
+                messages += (rng.choice(CALLS), RESULT)
+            messages.append(rng.choice(ANSWERS))
+        made.append(Conversation(tuple(messages), tools=(TOOL,) if calls and rng.random() < 0.5 else ()))
+    return made
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OWN])
+@pytest.mark.parametrize("expand", [Expand.NONE, Expand.TURNS])
+def test_quick_plans_are_those_of_the_slow_way(
+    name: str, expand: Expand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(OWN.get(name, ""))
+    chats = conversations(40, random.Random(f"{name} {expand}"), calls=name not in ("chatml", *OWN))
+    unproved = Unproved.UNTRAINED if name == "gpt_oss" else Unproved.REFUSE
+    given = TemplateOptions(expand=expand, today=GIVEN.today, unproved=unproved)
+    made: list[list[list[list[object]]]] = []
+    written = 0
+    plan = QuickPlans.plan
+    for is_quick in (True, False):
+        monkeypatch.setattr(QuickPlans, "plan", plan if is_quick else lambda self, view: None)
+        bound = of_bytes(path if name in OWN else name, given)
+        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 40, 10)]
+        made.append([facts(one) for one in parts])
+        assert bound.store.quick is not None
+        written += bound.store.quick._written
+    assert made[0] == made[1]
+    assert written or name == "granite", "the others are known to be written quickly"
+
+
+def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
+    """A template whose segments have texts of many messages is written slowly, and right."""
+    path = tmp_path / "many.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {% for o in messages[:4] %}{{ o.content }},{% endfor %}{{ m.content }}"
+        "<|eos|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    chats = conversations(30, random.Random(3), calls=False)
+    together = render(chats, of_bytes(path), collect_failures=True)
+    alone = [render([one], of_bytes(path), collect_failures=True) for one in chats]
+    assert together.tokens.ids.tolist() == np.concatenate([one.tokens.ids for one in alone]).tolist()
+
+
+@pytest.mark.parametrize("name", ["glm4_5", "gpt_oss"])
+def test_arguments_that_are_no_object_are_refused_whatever_is_known(name: str) -> None:
+    bound = of_bytes(name)
+    calls = [
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", arguments),))
+        for arguments in ('{"a": 1}', '{"a": 2}', "[1]", '{"a": 3}', "no")
+    ]
+    chats = [Conversation((QUESTIONS[0], call, RESULT, ANSWERS[0])) for call in calls]
+    for _ in range(2):
+        refused = [(index, error.code) for index, error in render(chats, bound, collect_failures=True).failed]
+        assert refused == [(2, "arguments_not_an_object"), (4, "arguments_not_an_object")]
