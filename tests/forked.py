@@ -7,7 +7,6 @@ there already. Tests of a start itself (what is imported, what is missing, hash 
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import gc
@@ -47,7 +46,7 @@ IMPORTED = (
     *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.viewer.overview"),
 )
 """Next to the modules of the commands, which import less than they use; the first are what libraries import late."""
-SHIM = f"""
+SHIM = f"""#!{sys.executable} -ISE
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.environ["{ADDRESS}"])
@@ -64,49 +63,39 @@ if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
-"""A `chatmill` or `python` for shells: hands its arguments and open files to the server, and ends as the fork did."""
+"""Hands its arguments and open files to the server, and ends as the fork did."""
+CHATMILL = '#!/bin/sh\nexec {shim} chatmill "$@"\n'
 PYTHON = """#!/bin/sh
 case "$1" in
   [!-]*|-|-c) exec {shim} "$@" ;;
   *) exec {python} "$@" ;;
 esac
 """
-"""Scripts and `-c` are forks; everything else that an interpreter may be asked for is one."""
-
-
-class Server:
-    """The process that forks, for as long as this one lives."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="forks"))  # short: sockets with long paths cannot be made
-        self.address = self.folder / "socket"
-        (self.folder / "shim.py").write_text(SHIM)
-        shim = shlex.join([sys.executable, "-ISE", str(self.folder / "shim.py")])
-        (self.folder / "chatmill").write_text(f'#!/bin/sh\nexec {shim} chatmill "$@"\n')
-        (self.folder / "python").write_text(PYTHON.format(shim=shim, python=shlex.quote(sys.executable)))
-        for name in ("chatmill", "python"):
-            (self.folder / name).chmod(0o755)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(self.address)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},  # a thread of Arrow's
-        )
-        atexit.register(self.close)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"listening\n", "the process that forks did not start"
-
-    def close(self) -> None:
-        """It ends when its input does."""
-        self.process.communicate()
-        shutil.rmtree(self.folder, ignore_errors=True)
+"""Both for shells. Scripts and `-c` are forks; everything else that an interpreter may be asked for is one."""
 
 
 @cache
 def address() -> Path:
-    """Of the server, which is started if there is none yet."""
-    return Path(os.environ[ADDRESS]) if ADDRESS in os.environ else Server().address
+    """Where the server listens: it is started if there is none yet, and ends when its input does."""
+    if ADDRESS in os.environ:
+        return Path(os.environ[ADDRESS])
+    folder = Path(tempfile.mkdtemp(prefix="forks"))  # short: sockets with long paths cannot be made
+    names = {"shim": str(folder / "shim"), "python": shlex.quote(sys.executable)}
+    for name, script in (("shim", SHIM), ("chatmill", CHATMILL.format(**names)), ("python", PYTHON.format(**names))):
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.forked", str(folder / "socket")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},  # a thread of Arrow's
+    )
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(server.communicate)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"listening\n", "the process that forks did not start"
+    return folder / "socket"
 
 
 def share_forks() -> None:
@@ -120,71 +109,26 @@ def for_shells(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PATH": path, ADDRESS: str(address())}
 
 
-class Forked:
-    """`chatmill ...` or `script.py ...` in a fork, with its output in files."""
+class Forked(subprocess.Popen[str]):
+    """`chatmill ...` or `script.py ...` in a fork; SIGINT and SIGTERM are handed on to it."""
 
-    def __init__(
-        self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, **_: Any
-    ) -> None:
-        self.command = [str(word) for word in command]
-        self.said, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        self.returncode: int | None = None
-        order = json.dumps([self.command, str(cwd or Path.cwd()), dict(os.environ if env is None else env)]).encode()
-        self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.connect(str(address()))
-        with open(os.devnull) as nothing:
-            files = array.array("i", [nothing.fileno(), self.said.fileno(), self.errors.fileno()])
-            self.connection.sendmsg([b"%12d" % len(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
-            self.connection.sendall(order)
-            self.answers = self.connection.makefile()
-            answer = self.answers.readline()
-            assert answer, "the process that forks has ended"
-            self.pid = int(answer)
-
-    def poll(self) -> int | None:
-        """The exit status, if it has ended."""
-        if self.ends_within(0):
-            self.wait()
-        return self.returncode
-
-    def ends_within(self, seconds: float) -> bool:
-        """Whether it has ended, or does so in that time."""
-        return self.returncode is not None or bool(select.select([self.connection], [], [], seconds)[0])
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = int(self.answers.readline())
-            self.answers.close()
-            self.connection.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        assert self.poll() is None
-        os.kill(self.pid, number)
-
-    def heard(self) -> str:
-        """What it has printed so far."""
-        return os.pread(self.said.fileno(), 1 << 20, 0).decode()
-
-    def communicate(self) -> tuple[str, str]:
-        """What it wrote, when it has ended."""
-        self.wait()
-        texts = []
-        for file in (self.said, self.errors):
-            if not file.closed:
-                file.seek(0)
-                texts.append(file.read().decode())
-                file.close()
-        return texts[0], texts[1]
+    def __init__(self, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(
+            [address().with_name("shim"), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**(os.environ if env is None else env), ADDRESS: str(address())},
+        )
 
 
-def run_forked(
-    *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_forked(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run and wait; nothing is raised for a failing exit status."""
-    process = Forked(*command, cwd=cwd, env=env)
+    process = Forked(*command, **options)
     out, errors = process.communicate()
-    return subprocess.CompletedProcess(process.command, process.wait(), out, errors)
+    return subprocess.CompletedProcess(list(map(str, command)), process.returncode, out, errors)
 
 
 def work_here(put: Callable[[Any, str, Any], None]) -> None:
@@ -299,21 +243,19 @@ def become(files: list[int], command: list[str], folder: str, environment: dict[
 
 
 def start(program: str) -> None:
+    sys.modules["__main__"] = script = types.ModuleType("__main__")
     if program in ("-", "-c"):
         code = sys.stdin.read() if program == "-" else sys.argv.pop(1)
         sys.path[0] = ""
-        sys.modules["__main__"] = script = types.ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), vars(script))
-        return
-    if program != "chatmill":
+    elif program == "chatmill":
+        from chatmill.cli import main
+
+        sys.path[0] = str(Path(sys.executable).parent)
+        main()
+    else:
         sys.path[0] = str(Path(program).resolve().parent)
         runpy.run_path(program, run_name="__main__")
-        return
-    from chatmill.cli import main
-
-    sys.path[0] = str(Path(sys.executable).parent)
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    main()
 
 
 if __name__ == "__main__":
