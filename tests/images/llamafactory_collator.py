@@ -20,12 +20,11 @@ from llamafactory.data.template import TEMPLATES  # noqa: E402
 
 import chatmill  # noqa: E402
 from tests.images.model_folders import picture, processor_of  # noqa: E402
-from tests.images.test_llamafactory import built  # noqa: E402
-from tests.images.test_training import random_model  # noqa: E402
+from tests.images.test_training import built_of, random_model  # noqa: E402
 
 folder = Path(sys.argv[1])
 shown = {"a.png": picture(64, 200), "b.jpg": picture(120, 70, "JPEG"), "c.png": picture(1000, 900)}
-data = built(folder, shown, store_images=True)
+data = built_of(folder, shown, store_images=True)
 chatmill.export_dataset(data, "llamafactory", folder / "out", max_length=2048)
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
 processor = processor_of(folder / "model", "qwen3_vl")

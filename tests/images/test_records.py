@@ -1,38 +1,47 @@
-"""The ways in which records hold pictures, and one clear error for each way in which they are wrong."""
+"""Pictures from records to ids: every form of record, one clear error for each wrong one, every family of models."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import random
 import zlib
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 import chatmill
-from chatmill.core.conversation import Picture
+from chatmill.core.conversation import Conversation, Picture
+from chatmill.core.kinds import PICTURE
+from chatmill.core.message_parser import parse_messages
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.images.files import Pictures
+from chatmill.label.presets import PRESETS
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind
+from chatmill.render.render import render
+from chatmill.tokenizer.load import load_tokenizer
 from tests.compiler.builds import write_jsonl
-from tests.images.model_folders import picture, write_model
+from tests.images.model_folders import FAMILIES, SIZES, picture, processor_of, write_model
 
 PNG = picture(40, 30)
 BASE64 = base64.b64encode(PNG).decode()
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Look"}
-YES = {"role": "assistant", "content": "Yes."}
 
 
-def user(*parts: Any) -> list[dict[str, Any]]:
+def user(*parts: Any, answer: str = "Yes.") -> list[dict[str, Any]]:
     content = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else list(parts)
-    return [{"role": "user", "content": content}, YES]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
 
 
 def link(url: str) -> dict[str, Any]:
@@ -204,3 +213,101 @@ def test_a_picture_of_an_observation_that_is_elided_is_not_shown(folder: Path, t
     build(folder, [record], tmp_path / "built", {"history": history})
     shown = [len(json.loads(str(one.images))) for one in chatmill.EpisodeDataset(tmp_path / "built")]
     assert shown == [2, 2, 2]
+
+
+# Every family writes the ids that transformers' own processor writes, of whatever size pictures are.
+
+
+TEXTS = ("the in", "\n", "\n\nthe", " ", "What <image> is [IMG] in <|image_pad|><start_of_image>?", "é🙂")
+
+
+@cache
+def template_of(folder: Path, pictures: Path) -> ModelTemplate:
+    options = TemplateOptions(pictures=Pictures.of(folder, str(pictures)))
+    return bind(str(folder), load_tokenizer(str(folder)), options)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, size in enumerate(SIZES):
+        turned = number % 4 == 3
+        data = picture(*size, "JPEG", 5 + number % 4) if turned else picture(*size, ("PNG", "WEBP", "GIF")[number % 3])
+        (folder / f"{number}").write_bytes(data)
+    return folder
+
+
+def conversations(name: str, count: int, seed: int) -> list[list[dict[str, Any]]]:
+    """Messages with one to four pictures each, all sizes among them; no text spells what the family writes."""
+    fits = [n for n, size in enumerate(SIZES) if FAMILIES[name].sizes(*size)]
+    chosen = random.Random(seed)
+    texts = [one for one in TEXTS if not any(token in one for token in (*FAMILIES[name].tokens, "<image>"))]
+    made = []
+    for number in range(count):
+        turns: list[dict[str, Any]] = []
+        left = [fits[number % len(fits)], *chosen.choices(fits, k=chosen.randrange(4))]
+        while left:
+            shown, left = left[:2], left[2:]
+            parts = [{"type": "image", "path": str(one)} for one in shown]
+            for _ in range(chosen.randrange(3)):
+                parts.insert(chosen.randrange(len(parts) + 1), {"type": "text", "text": chosen.choice(texts)})
+            turns += user(*parts, answer=chosen.choice(texts).strip() + ".")
+        made.append(turns)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.slow)])
+def test_ids_are_those_of_the_processor(name: str, count: int, pictures: Path, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", name)
+    processor, template = processor_of(folder, name), template_of(folder, pictures)
+    chats = conversations(name, count, seed=1)
+    rendered = render([Conversation(parse_messages(chat)) for chat in chats], template)
+    last = np.append(np.diff(rendered.kept) > 0, True)
+    for chat, document in zip(chats, np.flatnonzero(last).tolist(), strict=True):
+        there = json.loads(json.dumps(chat).replace('"path": "', f'"path": "{pictures}/'))
+        made = processor.apply_chat_template([there], tokenize=True, return_dict=True)
+        found = rendered.tokens.conversation(document)
+        assert found.ids.tolist() == np.asarray(made["input_ids"][0]).tolist(), chat
+        placeholders = [template.tokenizer.control_ids[one] for one in template.rules.picture_names]
+        own = np.flatnonzero(np.isin(found.ids, placeholders))
+        assert (found.kinds[own] == PICTURE).all()
+        for policy in PRESETS.values():
+            assert not found.per_token(policy.run_weights(found))[own].any(), policy.name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_that_spells_a_placeholder_stays_text(name: str, pictures: Path, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", name)
+    template = template_of(folder, pictures)
+    spelled = " ".join(FAMILIES[name].tokens)
+    parts = [{"type": "text", "text": spelled}, {"type": "image", "path": "2"}, {"type": "text", "text": spelled}]
+    chats = user(*parts, answer=spelled), user(*parts[1:2])
+    some, plain = (render([Conversation(parse_messages(one))], template) for one in chats)
+    for token in (template.tokenizer.control_ids[one] for one in FAMILIES[name].tokens):
+        assert (some.tokens.ids == token).sum() == (plain.tokens.ids == token).sum()
+    assert len(some.pictures.runs) == 1
+
+
+def test_a_placeholder_that_the_vocabulary_does_not_call_special_is_refused(pictures: Path, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "qwen3_vl")
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    for token in vocabulary["added_tokens"]:
+        token["special"] = token["content"] != "<|image_pad|>"
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    parts = [{"type": "image", "path": "2"}, {"type": "text", "text": "a <|image_pad|>"}]
+    with pytest.raises(RecordError) as error:
+        render([Conversation(parse_messages(user(*parts)))], template_of(folder, pictures))
+    assert error.value.code == "images_differ"
+
+
+def test_a_model_whose_processor_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "pixtral")
+    for file in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        text = (folder / file).read_text().replace("PixtralProcessor", "Other7Processor")
+        (folder / file).write_text(text)
+    assert "Other7Processor" in str(Pictures.of(folder).rule)
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").unlink()
+    assert "takes no pictures" in str(Pictures.of(folder).rule)

@@ -1,15 +1,23 @@
-"""From files to a training step of small random models: packed rows give the logits of documents alone."""
+"""From files to a training step of small random models, to LLaMA-Factory, and to the viewer."""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 import chatmill
 from chatmill.errors import DataError
@@ -17,6 +25,7 @@ from chatmill.train.picture_isolation import check_pictures
 from tests.cli.run import invoke
 from tests.compiler.builds import write_jsonl
 from tests.images.model_folders import FAMILIES, picture, write_model
+from tests.view.sets import running
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT |= {"num_key_value_heads": 1, "head_dim": 16}
@@ -216,3 +225,103 @@ def test_isolate_sees_a_leak_of_a_picture(folder: Path) -> None:
     row = chatmill.to_hf_dataset(plainly_built(folder, "qwen3_vl"), max_length=4096, pack=True)[0]
     leaks = chatmill.PictureCollator(plain_positions, folder / "qwen3_vl", folder)
     assert len(check_pictures(random_model("qwen3_vl", tokenizer.get_vocab()), [row], leaks).leaking) >= 1
+
+
+# Exports to LLaMA-Factory, which is given the pictures of rows, and to which document each belongs.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def built_of(folder: Path, pictures: dict[str, bytes], **more: Any) -> Path:
+    write_model(folder / "model", "qwen3_vl")
+    answer = {"role": "assistant", "content": "Yes."}
+    rows = [{"messages": [{"role": "user", "content": "Hello"}, answer]}]
+    for name, data in pictures.items():
+        (folder / name).write_bytes(data)
+        rows.append({"messages": [{"role": "user", "content": "<image>What?"}, answer], "images": [name]})
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / "model"), **more}
+    chatmill.build(recipe, folder / "built", workers=0)
+    return folder / "built"
+
+
+def test_rows_have_their_pictures_and_whose_they_are(tmp_path: Path) -> None:
+    shown = {"a.png": picture(64, 200), "b.jpg": picture(120, 70, "JPEG")}
+    data = built_of(tmp_path, shown, store_images=True)
+    alone = chatmill.export_dataset(data, "llamafactory", tmp_path / "alone")
+    assert "image_max_pixels: 178956970" in alone.config
+    rows = datasets.load_from_disk(str(tmp_path / "alone"))["train"]
+    by_name = {own["path"]: own["bytes"] for row in rows for own in row["images"]}
+    assert by_name == shown
+    chatmill.export_dataset(data, "llamafactory", tmp_path / "packed", max_length=600)
+    (row,) = datasets.load_from_disk(str(tmp_path / "packed"))["train"]
+    about = row["packing_params"]
+    ends = np.array(about["sequence_boundaries"])
+    assert ends[-1] == len(row["input_ids"]) == 601
+    assert ends[-1] - ends[-2] == about["right_padding_length"]
+    mask = np.array(row["attention_mask"])
+    assert [set(mask[a:b].tolist()) for a, b in itertools.pairwise(ends)] == [{1}, {2}, {3}, {0}]
+    pads = chatmill.load_tokenizer(str(tmp_path / "model")).control_ids["<|image_pad|>"]
+    places = [(np.array(row["input_ids"])[a:b] == pads).any() for a, b in itertools.pairwise(ends)]
+    assert about["image_subseq_ids"] == np.flatnonzero(places).tolist()
+    order = [by_name[own["path"]] for own in row["images"]]
+    assert order == [own["bytes"] for own in row["images"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "stores", "wrong"),
+    [
+        ("a.png", picture(64, 200), False, "--store-images"),
+        ("a.jpg", picture(64, 200, "JPEG", 6), True, "turned by EXIF"),
+        ("a.png", picture(20, 200), True, "side under 28"),
+    ],
+)
+def test_what_llamafactory_would_show_otherwise_is_refused(
+    name: str, data: bytes, stores: bool, wrong: str, tmp_path: Path
+) -> None:
+    made = built_of(tmp_path, {name: data}, store_images=stores)
+    with pytest.raises(DataError, match=wrong):
+        chatmill.export_dataset(made, "llamafactory", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.trainers
+def test_its_own_collator_makes_the_same_batch(tmp_path: Path) -> None:
+    package = ROOT / ".trainers" / "llamafactory"
+    assert package.is_dir(), f"{package} is missing: run `make test-trainers`"
+    command = [sys.executable, "-m", "tests.images.llamafactory_collator", str(tmp_path)]
+    paths = os.pathsep.join([str(ROOT), str(package)])
+    ran = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.strip().endswith("equal"), ran.stderr
+
+
+# The viewer, which shows small copies from the folder of the build, or from the dataset.
+
+
+WIDE, TURNED = picture(64, 200), picture(1200, 700, "JPEG", 6)
+
+
+@pytest.mark.parametrize(("stores", "packs"), [(False, True), (True, False)])
+def test_pictures_are_shown_small(stores: bool, packs: bool, tmp_path: Path) -> None:
+    packing = {"pack": {"strategy": "best_fit"}, "packing": {"max_length": 2048}} if packs else {}
+    data = built_of(tmp_path, {"wide.png": WIDE, "turned.jpg": TURNED}, store_images=stores, **packing)
+    with running(data) as found:
+        first = next(iter(found.viewer.looks))
+        pages = [f"/{first}/train/{number}" for number in range(1 if packs else 3)]
+        texts = [b"".join(part.encode() for part in found.viewer.answer(page, {}).body).decode() for page in pages]
+        assert sum(text.count("<img ") for text in texts) == 2
+        assert any("[image 200x64, " in text for text in texts)
+        assert not any("&lt;|image_pad|&gt;" in text for text in texts)
+        page = pages[-1]
+        small = [found.viewer.answer(f"{page}/picture", {"n": str(number)}) for number in range(2 if packs else 1)]
+        assert all(one.kind == "image/png" for one in small)
+        sizes = {Image.open(io.BytesIO(one.body)).size for one in small}
+        assert (320, 187) in sizes  # turned as EXIF says
+        assert found.viewer.answer(f"{page}/picture", {"n": "9"}).status == 404
+        if not stores:
+            (tmp_path / "turned.jpg").write_bytes(WIDE)
+            statuses = {found.viewer.answer(f"{page}/picture", {"n": str(number)}).status for number in range(2)}
+            assert 400 in statuses
