@@ -1,9 +1,11 @@
-"""Functions in place of a target's name, what configs say, and trees: as trees or as the rows they are."""
+"""A function in place of a target's name, trees as trees or rows, and pairs read by the collators of trainers."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ import torch
 
 from chatmill.compiler.run import run_build
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.errors import ConfigError
+from chatmill.dataset.stored import Dataset
+from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
@@ -24,11 +27,15 @@ from chatmill.export.registry import TARGETS
 from chatmill.export.targets import Export
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.prove.compare.diff import diff_datasets
+from chatmill.prove.verify import verify
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.tree_rows import RowsOfTrees
 from tests.cli.run import invoke
 from tests.compiler.builds import thinking_chats, write_jsonl
+from tests.compiler.test_pairs import build, random_pairs, said
+from tests.damage import flip
 from tests.pages import DOCS
 
 
@@ -55,9 +62,9 @@ def test_a_function_is_a_target_and_packed_rows_come_with_what_the_trainer_must_
     assert verify_export(result.directory).passed
     packed = export_dataset(tmp_path / "a", lines, tmp_path / "packed", max_length=5)
     assert (packed.directory / "train.txt").read_text() == "5 6 7 8 9\n"
-    for to, said in (("trl", "SFTConfig("), ("hf", "TRL: SFTConfig(")):
+    for to, begin in (("trl", "SFTConfig("), ("hf", "TRL: SFTConfig(")):
         packed = export_dataset(tmp_path / "a", to, tmp_path / f"{to}-packed", max_length=8)
-        assert packed.config.startswith(f"{said}padding_free=True, max_length=None)")
+        assert packed.config.startswith(f"{begin}padding_free=True, max_length=None)")
         alone = export_dataset(tmp_path / "a", to, tmp_path / f"{to}-alone")
         assert "padding_free" not in alone.config, "rows of one document need no such thing"
 
@@ -76,7 +83,7 @@ class Special:
     eos_token_id = pad_token_id = 2
 
 
-def build(folder: Path, name: str, chats: list[dict[str, Any]], **changes: Any) -> Path:
+def build_rows(folder: Path, name: str, chats: list[dict[str, Any]], **changes: Any) -> Path:
     source = {"path": str(write_jsonl(folder / f"{name}.jsonl", chats)), "name": "chats"}
     recipe = {"sources": [source], "tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True}
     run_build({**recipe, **changes}, folder / name, workers=0)
@@ -92,7 +99,7 @@ def whole_weights() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("trees"), "trees", whole_weights(), expand="tree")
+    return build_rows(tmp_path_factory.mktemp("trees"), "trees", whole_weights(), expand="tree")
 
 
 def targets(rows: Any) -> Counter[bytes]:
@@ -139,7 +146,7 @@ def test_other_formats_refuse_trees_and_take_their_rows(tmp_path: Path, built: P
 
 
 def test_the_rows_of_trees_train_what_rows_per_turn_train(tmp_path: Path, built: Path) -> None:
-    plain = build(tmp_path, "rows", whole_weights())
+    plain = build_rows(tmp_path, "rows", whole_weights())
     for source, more in ((built, {"trees": "expand"}), (plain, {})):
         export_dataset(source, "hf", tmp_path / f"{source.name}-hf", **more)
     apart, rows = (datasets.load_from_disk(str(tmp_path / f"{name}-hf"))["train"] for name in ("trees", "rows"))
@@ -151,12 +158,12 @@ def test_the_rows_of_trees_train_what_rows_per_turn_train(tmp_path: Path, built:
 
 
 def test_diff_compares_rows_of_trees(tmp_path: Path, built: Path) -> None:
-    same = diff_datasets(built, build(tmp_path, "again", whole_weights(), expand="tree"))
+    same = diff_datasets(built, build_rows(tmp_path, "again", whole_weights(), expand="tree"))
     assert same.equal
     assert same.totals_a.records > 20
     chats = whole_weights()
     chats[3]["messages"][0]["content"] += " really"
-    changed = diff_datasets(built, build(tmp_path, "changed", chats, expand="tree"))
+    changed = diff_datasets(built, build_rows(tmp_path, "changed", chats, expand="tree"))
     rows = RowsOfTrees(open_dataset(built).splits["train"])
     assert changed.counts["ids"] == int((rows.trees_of(np.arange(len(rows))) == 3).sum())
 
@@ -175,3 +182,190 @@ def test_inspect_shows_the_row_of_a_branch(tmp_path: Path, built: Path) -> None:
             shown[ids, document["trained"]] += 1
     assert shown == expected
     assert "there is no branch 99" in str(invoke("inspect", built, "--branch", 99).exception)
+
+
+# Pairs and labels.
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("pairs"), random_pairs(40))
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    records = [{"prompt": f"q{n}", "completion": f"a{n}" * (n + 1), "label": n % 3 == 0} for n in range(12)]
+    return build(tmp_path_factory.mktemp("labels"), records)
+
+
+def collated(to: str, rows: list[dict[str, Any]]) -> Any:
+    """A batch of one of TRL's trainers; importing one takes seconds, and few tests need it."""
+    name = "DataCollatorForUnpairedPreference" if to == "trl-kto" else "DataCollatorForPreference"
+    return getattr(import_module(f"trl.trainer.{to[4:]}_trainer"), name)(pad_token_id=0)(rows)
+
+
+def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
+    export_dataset(dataset, to, out / to)
+    return list(datasets.load_from_disk(str(out / to))["train"])
+
+
+def trained(episode: Episode) -> list[tuple[int, int]]:
+    """(place, id) of everything that is trained."""
+    assert episode.weights is not None
+    return [(place, int(episode.ids[place])) for place in episode.weights.nonzero()[0].tolist()]
+
+
+def labelled(labels: list[int]) -> list[tuple[int, int]]:
+    return [(place, label) for place, label in enumerate(labels) if label != -100]
+
+
+@pytest.mark.parametrize("to", ["trl-dpo", "trl-kto", "trl-kto labels", "trl-reward"])
+def test_the_collator_trains_what_the_dataset_trains(to: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    to, _, kind = to.partition(" ")
+    folder = request.getfixturevalue(kind or "pairs")
+    batch = collated(to, rows(folder, to, tmp_path))
+    episodes = list(EpisodeDataset(folder))
+    assert len(episodes) == (12 if kind else 80)
+    ordered = episodes if to == "trl-kto" else [*episodes[::2], *episodes[1::2]]
+    masks = batch["attention_mask" if to == "trl-reward" else "completion_mask"]
+    for ids, mask, one in zip(batch["input_ids"], masks, ordered, strict=True):
+        found = [(place, int(ids[place])) for place in mask.nonzero().flatten().tolist()]
+        assert found == (list(enumerate(one.ids.tolist())) if to == "trl-reward" else trained(one))
+    if to == "trl-kto":
+        assert list(map(bool, batch["label"])) == [one.side in ("chosen", "liked") for one in episodes]
+
+
+def test_llamafactory_gets_ids_and_labels(pairs: Path, labels: Path, tmp_path: Path) -> None:
+    made, episodes = rows(pairs, "llamafactory", tmp_path), list(EpisodeDataset(pairs))
+    for row, chosen, rejected in zip(made, episodes[::2], episodes[1::2], strict=True):
+        for name, episode in (("chosen", chosen), ("rejected", rejected)):
+            assert row[f"{name}_input_ids"] == episode.ids.tolist()
+            assert labelled(row[f"{name}_labels"]) == trained(episode)
+    made, episodes = rows(labels, "llamafactory", tmp_path / "kto"), list(EpisodeDataset(labels))
+    for number, (row, episode) in enumerate(zip(made, episodes, strict=True)):
+        other, begins = episodes[number - 1], trained(episode)[0][0]
+        assert row["input_ids"] == episode.ids.tolist()
+        assert labelled(row["labels"]) == trained(episode)
+        assert row["kto_tags"] == (episode.side == "liked")
+        assert row["kl_input_ids"] == [*episode.ids[:begins].tolist(), *other.ids[trained(other)[0][0] :].tolist()]
+        assert [one for _, one in labelled(row["kl_labels"])] == [one for _, one in trained(other)]
+
+
+def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
+    later = [said("assistant", "b"), said("user", "why?"), said("assistant", "so")]
+    folder = build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": later}])
+    with pytest.raises(DataError, match=r"1 answers have .* untrained tokens"):
+        export_dataset(folder, "trl-dpo", tmp_path / "dpo")
+    row = rows(folder, "llamafactory", tmp_path)[0]
+    assert bytes(one for _, one in labelled(row["rejected_labels"]) if one < 256) == b"bso"
+
+
+def test_targets_that_know_nothing_of_sides_refuse(pairs: Path, labels: Path, tmp_path: Path) -> None:
+    for to in ("trl", "axolotl", "megatron", "torchtitan"):
+        with pytest.raises(ConfigError, match="would train the rejected ones too"):
+            export_dataset(pairs, to, tmp_path / to)
+    with pytest.raises(ConfigError, match="no partner"):
+        export_dataset(labels, "trl-dpo", tmp_path / "dpo")
+    plain = build(tmp_path, [{"prompt": "q", "completion": "a"}], preferences=None)
+    with pytest.raises(ConfigError, match="no answers that people compared"):
+        export_dataset(plain, "trl-dpo", tmp_path / "dpo")
+    trees = build(tmp_path, random_pairs(3), "trees", expand="tree")
+    with pytest.raises(ConfigError, match="--expand turns"):
+        export_dataset(trees, "trl-dpo", tmp_path / "dpo", trees="expand")
+    assert "ends" in rows(trees, "hf", tmp_path)[0]
+
+
+def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path: Path) -> None:
+    records = random_pairs(8)
+    for number, record in enumerate(records):
+        record |= {0: {"margin": 0.1}, 1: {"chosen_score": 7, "rejected_score": 4.5}, 2: {}}[number % 3]
+    folder = build(tmp_path, records)
+    stored = EpisodeDataset(folder)
+    wanted = [float(np.float32({0: 0.1, 1: 2.5}.get(n % 3, np.nan))) for n in range(8)]
+    np.testing.assert_array_equal(stored.column("margin"), np.repeat(wanted, 2))
+    report = verify(folder, deep=True)
+    assert report.passed, report.findings
+    assert "margin" not in str(Dataset(folder).counts["notes"])
+    changed = stored.folder / "margin.f32"
+    flip(changed, 2)
+    assert any("the margin is" in one.message for one in verify(folder, deep=True).findings)
+    flip(changed, 2)
+
+    result = export_dataset(folder, "trl-reward", tmp_path / "rewards")
+    batch = collated("trl-reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
+    assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
+    assert "2 pairs have no margin, and get 0" in result.not_held
+    assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
+    export_dataset(folder, "parquet", tmp_path / "parquet")
+    margins = pq.read_table(tmp_path / "parquet" / "train")["margin"].to_pylist()
+    assert margins == [None if np.isnan(one) else one for one in np.repeat(wanted, 2)]
+    assert list(to_hf_dataset(folder)["margin"]) == margins
+    assert to_hf_dataset(tmp_path / "none").column_names == ["input_ids", "labels", "side"]
+    with pytest.raises(RecordError) as found:
+        build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "bad")
+    assert found.value.code == "margin_type"
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def first_step(folder: Path, name: str, model: Any, out: Path, **more: Any) -> dict[str, Any]:
+    """What TRL logs of one step on an export, with the lines that the export prints."""
+    import trl
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    trainer, config = (getattr(trl, f"{name}{part}") for part in ("Trainer", "Config"))
+    result = export_dataset(folder, f"trl-{name.lower()}", out / name)
+    made: dict[str, Any] = {"Trainer": trainer, f"{name}Trainer": trainer}
+    lines = result.config.splitlines()
+    exec("\n".join(line for line in lines if line.startswith(("class Trainer", "    "))), made)
+    told = eval(next(line for line in lines if line.startswith(f"{name}Config")), {f"{name}Config": dict})
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
+    data = datasets.load_from_disk(str(out / name))["train"]
+    options = {"per_device_train_batch_size": len(data), "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
+    args = config(str(out / "run"), use_cpu=True, bf16=False, report_to=[], **options, **told)
+    running = made["Trainer"](model=model, args=args, train_dataset=data, processing_class=words, **more)
+    running.train()
+    logged: dict[str, Any] = running.state.log_history[0]
+    return logged
+
+
+@pytest.mark.parametrize(("name", "loss"), [("DPO", np.log(2)), ("KTO", 0.5)])
+def test_a_step_of_dpo_or_kto_has_the_log_probabilities_of_what_the_dataset_trains(
+    name: str, loss: float, tmp_path: Path
+) -> None:
+    """A policy that is its own reference has a loss that is known."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = build(tmp_path, random_pairs(4))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=270, **SIZES)).eval()
+    sums: list[float] = []
+    for episode in EpisodeDataset(folder):
+        ids = torch.from_numpy(episode.ids.astype(np.int64))
+        logprobs = model(ids[None]).logits[0].detach().log_softmax(-1)
+        sums.append(sum(float(logprobs[place - 1, token]) for place, token in trained(episode)))
+    logged = first_step(folder, name, model, tmp_path, ref_model=copy.deepcopy(model))
+    assert logged["loss"] == pytest.approx(loss, abs=1e-4)
+    assert logged["logps/chosen"] == pytest.approx(np.mean(sums[::2]), rel=1e-4)
+    assert logged["logps/rejected"] == pytest.approx(np.mean(sums[1::2]), rel=1e-4)
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_a_step_of_a_reward_model_compares_whole_documents_by_their_margins(margins: bool, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    records = [record | ({"margin": 0.5 * n} if margins else {}) for n, record in enumerate(random_pairs(4))]
+    folder = build(tmp_path, records)
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=270, num_labels=1, pad_token_id=0, **SIZES)).eval()
+    documents = [torch.from_numpy(episode.ids.astype(np.int64)) for episode in EpisodeDataset(folder)]
+    rewards = torch.tensor([float(model(ids[None]).logits.detach()) for ids in documents])
+    wanted = torch.tensor([record.get("margin", 0.0) for record in records])
+    better = rewards[::2] - rewards[1::2]
+    logged = first_step(folder, "Reward", model, tmp_path)
+    assert logged["loss"] == pytest.approx(float(-torch.nn.functional.logsigmoid(better - wanted).mean()), abs=1e-4)
+    assert logged["margin"] == pytest.approx(float(better.mean()), abs=1e-5)
+    assert logged["mean_reward"] == pytest.approx(float(rewards.mean()), abs=1e-5)
