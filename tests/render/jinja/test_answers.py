@@ -111,6 +111,10 @@ SWITCHED = (
     "{% endif %}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "<think>\n{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}"
 )
+THINKING_PROMPT = (
+    LOOP + "{{ m.content }}" + END + "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is not false %}<think>\n{% endif %}{% endif %}"
+)
 OPENED = SWITCHED.replace("enable_thinking is false", "false")
 ONE_BY_ONE = "{% for name, value in c.function.arguments|items %}<{{ name }}>{{ value }}{% endfor %}"
 EACH = LOOP + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}SHOWN{% endfor %}" + END + PROMPT
@@ -154,8 +158,14 @@ def test_an_answer_is_trained_through_its_own_stop_whatever_it_comes_from(
         assert trained(of_text(text, expand=expand), *messages) == wanted
 
 
-def test_the_switch_for_thinking_is_chosen_for_the_record() -> None:
-    assert of_text(SWITCHED).write(talk(USER, says("a1"))).options == (("enable_thinking", False),)
+@pytest.mark.parametrize("unproved", list(Unproved))
+@pytest.mark.parametrize("text", [SWITCHED, THINKING_PROMPT])
+def test_auto_finds_the_switch_under_which_an_answer_is_proved(text: str, unproved: Unproved) -> None:
+    """The switch is chosen per record, whatever happens to answers without a proof."""
+    template, record = of_text(text, unproved=unproved), talk(USER, says("a1"))
+    assert template.write(record).options == (("enable_thinking", False),)
+    rendered = render([record], template)
+    assert (rendered.turns.tolist(), rendered.untrained.tolist()) == ([1], [0])
 
 
 @pytest.mark.parametrize(("text", "part"), [(QUOTING_RESULT, "content"), (QUOTING_HEADER, "header")])
