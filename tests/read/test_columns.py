@@ -16,12 +16,13 @@ from chatmill.core.conversations import unused_by_source
 from chatmill.core.native.scan import count_lines, scan_lines
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
-from chatmill.read.files import decode_line
+from chatmill.read.files import decode_line, read_records
 from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.shapes import find_shape
+from tests.conftest import CONVERSATION_FILES
 from tests.core.native.mutations import SCANNED, mutated, real_lines, seeds
 from tests.oracles import in_each_way
-from tests.read.three_ways import converted
+from tests.read.three_ways import sharegpt
 
 
 def slowly(line: bytes, number: int, shape: Shape) -> list[Conversation | RecordError]:
@@ -58,28 +59,19 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     return scanned.read
 
 
-SHARE = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
-"""One of so many of the bundled records; `make test-slow` takes all."""
-
-
-@SHARE
-def test_all_bundled_and_nasty_records(every: int) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", ["openai", "harmony", "sharegpt"])
+def test_all_bundled_and_nasty_records(shape: str, every: int) -> None:
+    """One of so many of the bundled records; `make test-slow` takes all."""
     lines = real_lines()
     assert len(lines) > 10_000
     lines = lines[-1000:] + lines[:-1000:every]  # the nasty ones are at the end
-    for shape in ("openai", "harmony"):
-        scanned = same_as_slow(lines, shape)
-        assert scanned.sum() > (0.9 if every == 1 else 0.7) * len(lines)
-        assert not scanned.all()
-
-
-@SHARE
-@pytest.mark.parametrize("shape", ["openai", "sharegpt"])
-def test_all_bundled_records_in_every_shape(shape: str, every: int) -> None:
-    lines = [json.dumps(record, ensure_ascii=False).encode() for record in converted(shape)[::every]]
-    assert len(lines) > 10_000 // every
+    if shape == "sharegpt":
+        records = (raw.value for path in CONVERSATION_FILES for raw in islice(read_records(path), None, None, every))
+        lines = [json.dumps(sharegpt(record), ensure_ascii=False).encode() for record in records]
     scanned = same_as_slow(lines, shape)
-    assert scanned.mean() > (0.8 if shape == "sharegpt" else 0.95)
+    assert scanned.mean() > {"sharegpt": 0.8}.get(shape, 0.9 if every == 1 else 0.7)
+    assert not scanned.all()
 
 
 @pytest.mark.parametrize("shape", sorted(SCANNED))

@@ -1,18 +1,15 @@
-"""Records read as lines, as rows of Arrow and one by one must agree; the bundled conversations in some shapes."""
+"""Records read as lines, as rows of Arrow and one by one must agree; records in other shapes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.columns import Lines, Read, read_lines
-from chatmill.read.files import read_records
 from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
-from tests.conftest import CONVERSATION_FILES
 
 Record = dict[str, Any]
 SHAREGPT_ROLES = {"user": "human", "assistant": "gpt", "tool": "observation"}
@@ -83,9 +80,3 @@ FROM_OPENAI: Mapping[str, Callable[[Record], Record]] = {
     "sharegpt": sharegpt,
     "harmony": harmony,
 }
-
-
-@cache
-def converted(shape: str) -> list[Record]:
-    """All bundled conversations in a shape."""
-    return [FROM_OPENAI[shape](raw.value) for path in CONVERSATION_FILES for raw in read_records(path)]

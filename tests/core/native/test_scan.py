@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.kinds import RoleCode
 from chatmill.core.native.scan import Scanned, scan_lines, scan_texts
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import listed_tools
@@ -36,30 +35,21 @@ LINE = (
 )
 
 
-def test_every_column() -> None:
+def test_lines_have_their_places_and_sources_and_tools_are_kept_once() -> None:
     found = scanned(b"\n" + LINE + b"{}\n" + LINE)
     assert found.read.tolist() == [False, True, False, True]
     assert found.offsets.tolist() == [0, 0, 3, 3, 6]
     assert found.line_starts.tolist() == [0, 1, 1 + len(LINE), 4 + len(LINE)]
     assert found.line_stops.tolist() == [1, 1 + len(LINE), 4 + len(LINE), 4 + 2 * len(LINE)]
-    assert list(found.ids) == [None, "aé", None, "aé"]
-    assert list(found.sources) == [None, "s", None, "s"]
     assert found.sources.starts[1] == found.sources.starts[3]
     assert found.ids.data.tobytes().count(b"s") == 1, "a source that is known is not kept again"
     assert list(found.tools) == [None, '[ {"type": []} ]'] * 2
     assert list(found.listed) == [None, '\n{"type": []}'] * 2
-    messages = found.messages
-    assert messages.roles.tolist() == [RoleCode.SYSTEM, RoleCode.ASSISTANT, RoleCode.TOOL] * 2
-    assert messages.contents[3:] == ["", "", "😀 😀\n"]
-    assert messages.has_content.tolist() == [True, False, True] * 2
-    assert messages.reasoning[3:] == ["", "", ""]
-    assert messages.has_reasoning.tolist() == [False, True, False] * 2
-    assert list(messages.tool_call_ids) == [None, None, "1"] * 2
-    assert list(messages.names) == [None] * 6
-    assert messages.call_offsets.tolist() == [0, 0, 2, 2, 2, 4, 4]
-    assert list(messages.call_names) == ["f", "g"] * 2
-    assert list(messages.call_arguments) == ['{"a": 1}', ""] * 2
-    assert list(messages.call_ids) == [None] * 4
+    names = [f"s{i * i % 40}" for i in range(200)]
+    assert same_as_slow([with_value(b'1, "source": "%s"' % name.encode()) for name in names]).all()
+    for start, stop in ((-1, 2), (2, 1), (0, 4)):
+        with pytest.raises(IndexError, match="no range of 3 bytes"):
+            scanned(b"abc", start, stop)
 
 
 def with_value(value: bytes) -> bytes:
@@ -249,17 +239,6 @@ def test_what_python_must_decode(raw: bytes) -> None:
     assert found.tools[1] == raw.decode()
     assert found.listed.data.tobytes() == b'\n{"type": []}', "nothing is left of the attempt"
     assert with_tools(json.dumps(raw.decode()).encode()).read.tolist() == [True, False]
-
-
-def test_many_sources_are_told_apart() -> None:
-    names = [f"s{i * i % 40}" for i in range(200)]
-    assert same_as_slow([with_value(b'1, "source": "%s"' % name.encode()) for name in names]).all()
-
-
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 4)])
-def test_a_range_that_is_none(start: int, stop: int) -> None:
-    with pytest.raises(IndexError, match="no range of 3 bytes"):
-        scanned(b"abc", start, stop)
 
 
 def test_a_column_of_texts() -> None:
