@@ -5,7 +5,7 @@ from __future__ import annotations
 from chatmill.core.ledger import FATES, IN_ADDED_ROWS, LEFT_OUT, Ledger
 
 
-def some() -> Ledger:
+def test_fates_reasons_notes_and_sources_add_up() -> None:
     ledger = Ledger(padding=7)
     ledger.tokens.update({
         ("b", "user", "rendered"): 5, ("b", "user", "context"): 5,
@@ -15,14 +15,18 @@ def some() -> Ledger:
     ledger.records.update({("a", "read", ""): 4, ("a", "built", ""): 2, ("a", "quarantined", "bad"): 1})
     ledger.records.update({("a", "skipped", "bad"): 1, ("c", "read", ""): 2, ("c", "skipped", "weight"): 2})
     ledger.notes.update({("a", "episodes"): 2, ("b", "episodes"): 1})
-    return ledger
-
-
-def test_fates_add_up_to_what_was_rendered() -> None:
-    fates = some().fates()
+    fates = ledger.fates()
     assert fates == {"trained": 6, "context": 5, "cut": 2, "dropped": 1, "injected": 3, "padding": 7}
     assert list(fates) == [fate for fate in FATES if fate != "shared"], "nothing is shared here"
-    assert sum(fates.values()) - fates["injected"] - fates["padding"] == some().total("rendered")
+    assert sum(fates.values()) - fates["injected"] - fates["padding"] == ledger.total("rendered")
+    assert ledger.reasons(*LEFT_OUT) == {"bad": 2, "weight": 2}
+    assert ledger.reasons("built").total() == ledger.total_records("built") == 2
+    assert ledger.all_notes() == {"episodes": 3}
+    assert ledger.total_notes("nothing") == 0
+    found = ledger.by_source()
+    assert list(found) == ["a", "b", "c"]
+    assert [one.fates()["trained"] for one in found.values()] == [6, 0, 0]
+    assert [one.total_records("read") for one in found.values()] == [4, 0, 2]
 
 
 def test_all_choices_are_named_from_half_as_many_tokens_again_on() -> None:
@@ -31,18 +35,3 @@ def test_all_choices_are_named_from_half_as_many_tokens_again_on() -> None:
         ledger.tokens["a", "user", "rendered"] = rows
         ledger.notes["a", IN_ADDED_ROWS] = rows - 20
         assert ("--expand last" in ledger.cost_of_turns()) == is_named
-
-
-def test_records_by_reason_and_notes() -> None:
-    assert some().reasons(*LEFT_OUT) == {"bad": 2, "weight": 2}
-    assert some().reasons("built").total() == some().total_records("built") == 2
-    assert some().all_notes() == {"episodes": 3}
-    assert some().total_notes("nothing") == 0
-
-
-def test_the_accounts_of_each_source() -> None:
-    found = some().by_source()
-    assert list(found) == ["a", "b", "c"]
-    assert [one.fates()["trained"] for one in found.values()] == [6, 0, 0]
-    assert [one.total_records("read") for one in found.values()] == [4, 0, 2]
-    assert sum(one.total("rendered") for one in found.values()) == some().total("rendered")

@@ -19,23 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatmill.core import publish
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import Hash
-from chatmill.core.publish import (
-    TEMPORARY,
-    GrowingFile,
-    StorageError,
-    file_digest,
-    publish_folder,
-    storing,
-    sweep_orphans,
-    sync_folder,
-    temporary_beside,
-    temporary_folder,
-    whole_file,
-    whole_folder,
-    write_whole,
-)
+from chatmill.core.publish import StorageError, write_whole
 from chatmill.errors import ChatmillError, ConfigError, DataError
 from tests.faults import faults, faults_hit
 from tests.hashes import file_entry
@@ -64,25 +51,25 @@ def failing(number: int) -> Callable[..., Any]:
 def test_a_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
     array = np.arange(100_000, dtype="<i4").reshape(100, 1000)
     path = tmp_path / ("a" * 250 + ".bin")  # the longest name there is
-    with whole_file(path) as temporary:
-        file = GrowingFile(temporary)
+    with publish.whole_file(path) as temporary:
+        file = publish.GrowingFile(temporary)
         for data in (b"head", b"", np.empty((0, 3)), array):
             file.write(data)
         record = file.finish()
         assert not path.exists()
-        assert [bool(TEMPORARY.fullmatch(name)) for name in names(tmp_path)] == [True]
+        assert [bool(publish.TEMPORARY.fullmatch(name)) for name in names(tmp_path)] == [True]
     data = b"head" + array.tobytes()
     assert path.read_bytes() == data
     assert names(tmp_path) == [path.name]
     assert file.size == len(data)
     assert record.to_json() == file_entry(data)
-    assert file_digest(path, Hash.SHA256) == hashlib.sha256(data).hexdigest()
+    assert publish.file_digest(path, Hash.SHA256) == hashlib.sha256(data).hexdigest()
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask, "others may read it as any other file"
 
 
-@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+@pytest.mark.parametrize("whole", [publish.whole_file, publish.whole_folder])
 def test_nothing_appears_when_the_block_fails(tmp_path: Path, whole: Callable[[Path], Any]) -> None:
     def write(text: str, number: int) -> None:
         with whole(tmp_path / "a") as temporary:
@@ -94,7 +81,7 @@ def test_nothing_appears_when_the_block_fails(tmp_path: Path, whole: Callable[[P
     assert names(tmp_path) == []
     write("whole", 1)
     assert names(tmp_path) == ["a"]
-    if whole is whole_file:
+    if whole is publish.whole_file:
         with pytest.raises(ZeroDivisionError):
             write("half", 0)
         assert names(tmp_path) == ["a"]
@@ -126,8 +113,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="a part of this path is a file"):
         write_whole(tmp_path / "f" / "a", b"x")
     with pytest.raises(StorageError, match="cannot read: No such file"):
-        file_digest(tmp_path / "missing", Hash.SHA256)
-    with pytest.raises(StorageError, match=r"cannot fly: .* \(no error number\); check the disk"), storing("x", "fly"):
+        publish.file_digest(tmp_path / "missing", Hash.SHA256)
+    with (
+        pytest.raises(StorageError, match=r"cannot fly: .* \(no error number\); check the disk"),
+        publish.storing("x", "fly"),
+    ):
         raise OSError("odd")
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path):
@@ -169,7 +159,7 @@ def test_files_and_folders_survive_a_kill_at_any_step(
     assert (ran.returncode, faults_hit(log)) == (-signal.SIGKILL, [point])
     orphans = [name for name in names(folder) if name not in there]
     assert len(orphans) == (not point.startswith("after"))
-    assert sweep_orphans(folder) == [folder / name for name in orphans]
+    assert publish.sweep_orphans(folder) == [folder / name for name in orphans]
     assert names(folder) == there
     assert (folder / "a").read_bytes() == data
     assert "part" not in there or (folder / "part" / "x").read_text() == "whole"
@@ -177,21 +167,21 @@ def test_files_and_folders_survive_a_kill_at_any_step(
 
 def test_a_folder_is_published_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     final = tmp_path / "out" / "part"
-    publish_folder(fill(temporary_folder(final), "one"), final)
+    publish.publish_folder(fill(publish.temporary_folder(final), "one"), final)
     assert names(tmp_path / "out") == ["part"]
     assert (final / "sub" / "y").read_text() == "one"
-    second = fill(temporary_folder(final), "two")
+    second = fill(publish.temporary_folder(final), "two")
     with pytest.raises(ConfigError, match="is there already"):
-        publish_folder(second, final)
+        publish.publish_folder(second, final)
     assert (final / "x").read_text() == "one"
-    publish_folder(second, final, replace=True)
+    publish.publish_folder(second, final, replace=True)
     assert (final / "x").read_text() == "two"
     assert names(tmp_path / "out") == ["part"]
     with pytest.raises(StorageError, match="cannot publish the folder"):
-        publish_folder(tmp_path / "nothing", tmp_path / "elsewhere")
+        publish.publish_folder(tmp_path / "nothing", tmp_path / "elsewhere")
 
     spool, rename = tmp_path / "spool", os.rename
-    own, other = fill(temporary_folder(spool), "own"), fill(temporary_folder(spool), "other")
+    own, other = fill(publish.temporary_folder(spool), "own"), fill(publish.temporary_folder(spool), "other")
 
     def other_one_first(source: Path, target: Path) -> None:
         rename(other, spool)
@@ -199,7 +189,7 @@ def test_a_folder_is_published_in_one_step(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "rename", other_one_first)
     with pytest.raises(StorageError):
-        publish_folder(own, spool)
+        publish.publish_folder(own, spool)
     assert (spool / "x").read_text() == "other", "what another process publishes meanwhile stays"
     assert own.is_dir()
 
@@ -211,16 +201,16 @@ def test_sweeping_takes_only_our_names(tmp_path: Path) -> None:
     (folder / "deep").mkdir(parents=True)
     for name in keep:
         (folder / name).touch()
-    (outside / temporary_beside(outside / "x").name).touch()
+    (outside / publish.temporary_beside(outside / "x").name).touch()
     (folder / "link").symlink_to(outside)
-    fill(temporary_folder(folder / "part"), "rest")
-    temporary_beside(folder / "deep" / "f").touch()
-    temporary_beside(folder / "f").symlink_to(outside)
-    assert len(sweep_orphans(folder)) == 3
+    fill(publish.temporary_folder(folder / "part"), "rest")
+    publish.temporary_beside(folder / "deep" / "f").touch()
+    publish.temporary_beside(folder / "f").symlink_to(outside)
+    assert len(publish.sweep_orphans(folder)) == 3
     assert names(folder) == sorted([*keep, "deep", "link"])
     assert names(folder / "deep") == []
     assert len(names(outside)) == 1
-    assert sweep_orphans(folder) == sweep_orphans(tmp_path / "missing") == []
+    assert publish.sweep_orphans(folder) == publish.sweep_orphans(tmp_path / "missing") == []
 
 
 def test_folders_are_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,15 +231,15 @@ def test_folders_are_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest
     write_whole(tmp_path / "a", b"x")
     assert steps == [("sync", "file"), ("rename", "a"), ("sync", "folder")]
     steps.clear()
-    publish_folder(fill(temporary_folder(tmp_path / "part"), "t"), tmp_path / "part")
+    publish.publish_folder(fill(publish.temporary_folder(tmp_path / "part"), "t"), tmp_path / "part")
     assert steps.count(("sync", "file")) == 2
     assert steps.count(("sync", "folder")) == 3
     assert steps[-1] == ("sync", "folder")
     monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
-    sync_folder(tmp_path)  # not every file system can do it
+    publish.sync_folder(tmp_path)  # not every file system can do it
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
-        sync_folder(tmp_path)
+        publish.sync_folder(tmp_path)
 
 
 JSON = st.recursive(

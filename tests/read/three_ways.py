@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import unused_by_source
 from chatmill.read.columns import Lines, Read, read_lines
 from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
@@ -43,6 +44,7 @@ def every_way(shape: Shape, records: list[Record], *, as_text: str = "") -> list
     given = [{**record, as_text: json.dumps(record[as_text])} for record in records] if as_text else records
     rows, errors = read_rows(batch_of(given), first=1, path="f", source="s", shape=shape)
     assert not errors
+    assert fast.unused == rows.unused == unused_by_source(slow)
     assert [item._replace(where="", metadata={}) for item in rows] == [c._replace(where="", metadata={}) for c in slow]
     return slow
 
