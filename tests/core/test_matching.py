@@ -47,6 +47,8 @@ def test_single_tokens_are_found_in_long_documents(gap: int) -> None:
     assert list(unequal(a, b)) == [(at, at + 1, at, at + 1) for at in places]
     shorter = np.delete(a, places)
     assert list(unequal(a, shorter)) == [(at, at + 1, at - n, at - n) for n, at in enumerate(places)]
+    whole = (np.arange(LONGEST_DIFF + 1) == 7).astype(int)
+    assert list(unequal(whole, 2 - whole)) == [(0, len(whole), 0, len(whole))], "too long to be compared one by one"
 
 
 def test_a_stretch_of_which_the_end_is_repeated_is_equal_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,7 +153,10 @@ def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says:
             r"choose one, such as source\['train'\]",
         ),
         ([{"prompt": b"?", "completion": "4"}], {}, r"field prompt: 'prompt' must be .*, found an object"),
-        ([SHORT, POPE], {}, r"records\[1\], field messages\[0\].role"),
+        ([SHORT, POPE], {}, r"records\[1\], field messages\[0\].role.*quarantine"),
+        ([SHORT, LONG], {"max_length": 100}, r'of 100 tokens: records\[1\] \(\d+ tokens\).*, overflow="windows"'),
+        ([{"messages": talk("x")}], {}, "1 records train nothing.*gates={"),
+        ([SHORT], {"template": "gpt_oss"}, r"today's date.*compile\(..., date="),
         ([{"messages": talk("\ud800")}], {}, r"records\[0\], field messages\[0\].content.*surrogate"),
         ([SHORT], {"max_length": 64, "packing": {"overflow": "cut"}}, "packing and max_length and overflow say the"),
         ([SHORT], {"overflow": "cut", "packing": {"max_length": 64}}, "packing and max_length and overflow say the"),
@@ -170,31 +174,12 @@ def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says:
     ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_compiled_is_refused_with_the_way_out(source: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ConfigError, DataError, TokenizerError), match=says) as caught:
+    """A way out that is an option is a note."""
+    with pytest.raises((ConfigError, DataError, TokenizerError, chatmill.GateError)) as caught:
         chatmill.compile(source, **{"model": "bytes", **BYTES, **options})
+    assert re.search(says, " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
     assert len(caught.traceback) <= 3, "no frames from inside of the package"
     assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    ("records", "options", "says", "note"),
-    [
-        ([SHORT, POPE], {}, "unknown role 'pope'", "quarantine"),
-        (
-            [SHORT, LONG],
-            {"max_length": 100},
-            r"row of 100 tokens: records\[1\] \(\d+ tok.*windows",
-            'overflow="windows"',
-        ),
-        ([{"messages": talk("x")}], {}, "1 records train nothing", "gates={"),
-        ([SHORT], {"template": "gpt_oss"}, "today's date", "compile(..., date="),
-    ],
-)
-def test_an_error_says_how_python_avoids_it(records: Any, options: Any, says: str, note: str) -> None:
-    with pytest.raises((DataError, ConfigError, chatmill.GateError), match=says) as caught:
-        compiled(records, **options)
-    assert any(note in one for one in caught.value.__notes__)
-    assert len(compiled([SHORT], template="gpt_oss", date="2026-01-31")) == 1
 
 
 def test_what_is_left_out_is_counted_shown_and_listed() -> None:
@@ -209,6 +194,7 @@ def test_what_is_left_out_is_counted_shown_and_listed() -> None:
     lost = data.counts["tokens"]["records"]["assistant"]["cut_trained"]
     assert f"trained tokens lost by overflow: {lost}\n" in repr(data)
     assert len(data[0]) == 100
+    assert len(compiled([SHORT], template="gpt_oss", date="2026-01-31")) == 1
     assert len(compiled([SHORT], packing={"max_length": 25, "overflow": "cut"})[0].ids) == 25
 
 
