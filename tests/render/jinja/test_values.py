@@ -17,7 +17,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Notes, Question, ask, evaluate, kind_of_value
 from chatmill.render.jinja.names import names_read
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Unproved
 from chatmill.render.jinja.record_view import Arguments, Content, InputForm, RecordView
 from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
 from chatmill.render.jinja.traced import RecordValue, Traced, field, plain_text
@@ -28,6 +28,7 @@ from chatmill.render.record_keys import RecordKeys, contains
 from chatmill.render.registry import find_template
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat
+from tests.render.jinja.at_hand import of_text
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,18 @@ def test_other_dates_and_options_parse_and_compile_nothing(monkeypatch: pytest.M
         assert "".join(span.text for span in document.spans).startswith(f"{year} {who}<")
     assert _code_of.cache_info().misses == _hooked_code.cache_info().misses == 1
     assert parsed == [text, text], "for the names that it reads, and for its loops"
+
+
+def test_fingerprints_tell_options_apart_and_are_those_that_datasets_hold() -> None:
+    given: list[dict[str, Any]] = [
+        *({}, {"options": {"x": 1}}, {"expand": Expand.TREE}, {"unproved": Unproved.UNTRAINED}),
+        *({"thinking": Thinking.AS_GIVEN}, {"last_turn_only": True}, {"whole_document": True}),
+    ]
+    text = "{% for m in messages %}{{ x }}{{ m.content }}<|im_end|>{% endfor %}"
+    prints = [of_text(text, **options).fingerprint for options in given]
+    prints += [of_text(text + " ").fingerprint, of_text(text, ("<|end|>",)).fingerprint]
+    assert len(set(prints)) == len(prints)
+    assert (prints[0][:16], prints[6][:16]) == ("594c75a0dee31a85", "f3999053f1cdbd8c")
 
 
 class Marking(PlainSandbox):
