@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from chatmill.core.conversation import Conversation
 from tests.data.tokenizer_files import unpacked
@@ -38,6 +42,19 @@ def trl_training_template() -> str:
         tokenizer.chat_template = published
     assert isinstance(template, str)
     return template
+
+
+@contextmanager
+def on(day: datetime.date) -> Iterator[None]:
+    """Templates that ask transformers for the date get this one."""
+
+    class Day(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Day:
+            return cls(day.year, day.month, day.day, tzinfo=tz)
+
+    with mock.patch("transformers.utils.chat_template_utils.datetime", Day):
+        yield
 
 
 def as_dicts(conversation: Conversation) -> list[dict[str, Any]]:

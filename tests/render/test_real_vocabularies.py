@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -32,7 +31,7 @@ from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.chats import chat
 from tests.data.npm_vocabularies import PACKAGES, npm_vocabulary
 from tests.data.tokenizer_files import loaded, unpacked
-from tests.render.reference import TEMPLATES
+from tests.render.reference import TEMPLATES, on
 
 DATE = datetime.date(2026, 1, 2)
 SPECIAL = re.compile(
@@ -44,12 +43,6 @@ VOCABULARY = {"mistral_nemo": "mistral_nemo"}
 BUNDLED = [name for name in bundled_names() if name not in ("harmony", "markers", "token_native")]
 PUBLISHED = {name: TEMPLATES / f"{name}.jinja" for name in BUNDLED if (TEMPLATES / f"{name}.jinja").is_file()}
 """What the model's own folder has, where it is at hand; else the reference gets the text of ours."""
-
-
-class _FixedDay(datetime.datetime):
-    @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> _FixedDay:
-        return cls(DATE.year, DATE.month, DATE.day, tzinfo=tz)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +88,7 @@ def by_transformers(conversation: Conversation, template: ModelTemplate, tokeniz
     published = PUBLISHED.get(template.name)
     text = template.source.text if published is None else published.read_text()
     values = {**template.named_tokens, **options, "chat_template": text, "tools": tools}
-    with mock.patch("transformers.utils.chat_template_utils.datetime", _FixedDay):
+    with on(DATE):
         return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **values))
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import datetime
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import pytest
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
@@ -21,6 +19,7 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.model_template import JinjaSource, ModelTemplate, TextDocuments
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.render.reference import on
 from tools.template_survey import TODAY, bind_bytes
 
 DATA = Path(__file__).parents[2] / "data"
@@ -109,12 +108,6 @@ def samples(count: int) -> tuple[Conversation, ...]:
     return tuple(found)
 
 
-class _Today(datetime.datetime):
-    @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
-        return datetime.datetime(TODAY.year, TODAY.month, TODAY.day, tzinfo=tz)
-
-
 def by_transformers(
     template: ModelTemplate, conversation: Conversation, options: dict[str, Any], *, prompt: bool
 ) -> str | None:
@@ -122,18 +115,13 @@ def by_transformers(
     from transformers.utils import chat_template_utils
 
     messages, tools = RecordView(conversation, template.form).values(len(conversation.messages), None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template_utils, "datetime", _Today)
-        try:
+    values = {**template.named_tokens, **options, "add_generation_prompt": prompt, "tools": tools}
+    try:
+        with on(TODAY):
             texts, _ = chat_template_utils.render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=template.source.text,
-                add_generation_prompt=prompt,
-                **template.named_tokens,
-                **options,
+                [messages], chat_template=template.source.text, **values
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
-            return None
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        return None
     text: str = texts[0]
     return text

@@ -145,6 +145,9 @@ BLOCKS = {
     "namespace": "{% set n = namespace(t='') %}{% set n.t = n.t ~ [m.name] %}{{ n.t }}{{ n }}",
     "with": "{% with x = [m.name] %}{{ x }}{% endwith %}",
     "block": "{% block x %}{{ messages[0].name }}{% endblock %}{{ self.x() }}",
+    "json": "{{ [m, a, []]|tojson(indent=4) }}{{ a|tojson(indent='\t') }}{{ [a.d, 7]|tojson(separators=(',', ':')) }}",
+    "sorted json": "{{ [m]|tojson(sort_keys=true) }}{{ a|tojson(indent=2, sort_keys=true, separators=(' ,', ':')) }}",
+    "ascii json": "{{ [m, a]|tojson(indent=0, ensure_ascii=true) }}{{ [m, a]|tojson(ensure_ascii=false) }}",
     "error": "{% if a.n %}{{ raise_exception('no ' ~ [m.name]) }}{% endif %}",
 }  # fmt: skip
 """Statements."""
@@ -202,7 +205,7 @@ RECORDS = [
     record("abz", "q", n=2, f=2.0, d={"q": "q", "b": 2}, l=["b", "abz"]),
     record("z,b", "Qab,ab", n=2, f=0.25, d={"q": "z", "b": 1}, l=["z,b", "q"]),
     record("b", "zb", n=1, f=1e9, d={"q": "", "b": [1, "z"]}, l=["", "b"]),
-    record("%z", "{q}", n=200001, f=-1.5, d={"b": None, "z": "b"}, l=["<z>", 2]),
+    record("%z", '{q}\n"é', n=200001, f=-1.5, d={"b": None, "z": "ü", "c": {}}, l=["<z>", 2, True, []]),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What templates read, ask and write, in small: names, values of a record by their paths, questions, JSON, tags."""
+"""What templates read, ask and write, in small: names, values of a record by their paths, questions, tags."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Unproved
 from chatmill.render.jinja.record_view import Arguments, Content, InputForm, RecordView
 from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
-from chatmill.render.jinja.traced import RecordValue, Traced, field, plain_text
-from chatmill.render.jinja.traced_values import wrapped, written_as_json
+from chatmill.render.jinja.traced import RecordValue, Traced
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox, _hooked_code
 from chatmill.render.model_template import JinjaSource, ModelTemplate, _names_read_by
 from chatmill.render.record_keys import RecordKeys, contains
@@ -110,35 +109,6 @@ TAGGED = (
 def test_what_is_set_in_a_tag_stays_in_it(sandbox: type[PlainSandbox], wanted: str) -> None:
     environment = sandbox()
     assert environment.render(environment.template(TAGGED), {"messages": ["1", "2"]}) == wanted
-
-
-RAW: dict[str, Any] = {
-    "name": 'f\n"é',
-    "n": {"b": [1, 2.5, None, True, {}], "a": "x"},
-    "empty": [],
-    "more": [[], {"z": "ü"}],
-}
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"indent": 4},
-    {"indent": 0},
-    {"indent": "\t"},
-    {"separators": (",", ":")},
-    {"sort_keys": True},
-    {"indent": 2, "sort_keys": True, "separators": (" ,", " : ")},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("ascii_only", [True, False])
-def test_containers_of_traced_values_are_written_as_json_writes_them(options: dict[str, Any], ascii_only: bool) -> None:
-    notes = Notes()
-    options = {"ensure_ascii": ascii_only, **options}
-    traced = [wrapped(RAW, (1, "call", 0, "arguments"), notes), {"text": field("a\té", (0, "content"), notes)}, 7, "t"]
-    found = written_as_json(traced, options)
-    assert plain_text(found) == json.dumps([RAW, {"text": "a\té"}, 7, "t"], **options)
-    assert isinstance(found, Traced)
-    assert all(expression is None or expression[0] != "lost" for _, expression in found._atoms)
 
 
 WORDS = st.text("abz\n", max_size=4)
