@@ -5,10 +5,10 @@ With CHATMILL_GOLDEN=write in the environment the files are written anew; read t
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +18,13 @@ from rich.cells import cell_len
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here
-from tests.cli.test_template import CHATML
+from tests.cli.test_template import CHATML, DATED, SHOUTS, USER_BEGINS
+from tests.compiler.builds import talk, write_jsonl
 from tests.look.sets import folder
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
-PAIR = [{"role": "user", "content": "What is <|im_end|>?\n"}, {"role": "assistant", "content": "A token."}]
+PAIR = talk("What is <|im_end|>?\n", "A token.")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pa.table(blocks), place / "blocks.parquet")
     wrong = {"input_ids": [[65, 66], [67, 68]], "document_starts": [[0], [0, 5]]}
     pq.write_table(pa.table(wrong), place / "wrong.parquet")
-    records = [{"id": f"r{number}", "messages": PAIR} for number in range(5)]
-    (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (place / "own.jinja").write_text(CHATML)
+    spelled, lines = [*b"<|eos|>", 257, *b"x"], [*b"\n".join(b"line %d" % n for n in range(100))]
+    odd = {"input_ids": [[65, 66, 67], spelled, lines], "labels": [[-100, 66, 67], spelled, lines]}
+    pq.write_table(pa.table(odd), place / "odd.parquet")
+    records: list[Any] = [{"id": f"r{number}", "messages": PAIR} for number in range(5)]
+    write_jsonl(place / "chats.jsonl", records)
+    pope, silent = {"messages": [{"role": "pope", "content": "x"}]}, {"messages": PAIR[:1]}
+    write_jsonl(place / "bad.jsonl", ["{broken", pope, records[0], silent])
+    write_jsonl(place / "none.jsonl", [{"messages": []}])
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
+    some = [talk("Q", "A"), talk("Q", "A") * 2, talk("A", "Q")[::-1], [*talk("Q", "A", "Q"), call]]
+    write_jsonl(place / "mixed.jsonl", [*({"messages": one} for one in some), "{broken"])
+    for name, template in (("own", CHATML), ("dated", DATED), ("shouts", SHOUTS), ("user_begins", USER_BEGINS)):
+        (place / f"{name}.jinja").write_text(template)
     return place
 
 
@@ -49,8 +60,8 @@ def test_a_command_prints_what_its_file_says(path: Path, home: Path) -> None:
     assert program == "chatmill"
     done = here(*arguments, cwd=home)
     lines = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
-    if "--json" not in arguments:
-        assert max(map(cell_len, lines)) <= 80
+    if "--json" not in arguments and arguments[0] != "init":
+        assert max(map(cell_len, done.stdout.splitlines()), default=0) <= 80
         assert "\x1b" not in done.stdout
     found = "".join(f"{line}\n" for line in [*lines, f"exit status {done.returncode}"])
     if os.environ.get("CHATMILL_GOLDEN") == "write":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.load.boundary_keys import HYBRIDS, Needs
 from tests.cli.run import invoke
 from tests.load.hybrids import tiny_config
@@ -24,16 +25,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import transformers as hf
 
     torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.5,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     folder = tmp_path_factory.mktemp("model")
-    hf.LlamaForCausalLM(config).save_pretrained(folder)
+    hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=97, initializer_range=0.5, **sizes)).save_pretrained(folder)
     return folder
 
 
@@ -50,16 +44,10 @@ def test_every_way_to_call_is_tried(model_dir: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.startswith("isolated: 9 documents, 0 leak")
     table, end = result.output.split("the same rows, called with")[1].split("\n\n")
-    assert [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]] == [
-        ("position_ids", "isolated"),
-        ("+ cu_seq_lens_q/k", "isolated"),
-        ("+ seq_idx", "isolated"),
-        ("+ cu_seq_lens_q/k, seq_idx", "isolated"),
-        ("+ seq_idx, cu_seqlens", "isolated"),
-        ("+ cu_seq_lens_q/k, seq_idx, cu_seqlens", "isolated"),
-        ("+ 4D float mask", "isolated"),
-        ("+ 4D float mask, seq_idx", "isolated"),
-    ]
+    ways = ("position_ids", "+ cu_seq_lens_q/k", "+ seq_idx", "+ cu_seq_lens_q/k, seq_idx", "+ seq_idx, cu_seqlens",
+            "+ cu_seq_lens_q/k, seq_idx, cu_seqlens", "+ 4D float mask", "+ 4D float mask, seq_idx")  # fmt: skip
+    lines = [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]]
+    assert lines == [(way, "isolated") for way in ways]
     assert end.strip() == "The fewest keys that isolate: position_ids, use_cache"
     assert max(map(len, result.output.splitlines())) <= 80
 
@@ -87,33 +75,40 @@ def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert told.endswith("--reference-kernels shows which keys the model reads.")
 
 
-def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
-    rows = {"input_ids": [[5] * 12, list(range(20))], "document_starts": [[0], [0, 6, 11]]}
-    pq.write_table(pa.table(rows), tmp_path / "packed.parquet")
+ROW = list(range(20))
+
+
+@pytest.mark.parametrize(
+    "boundaries",
+    [
+        {"input_ids": [[5] * 12, ROW], "document_starts": [[0], [0, 6, 11]]},
+        {"input_ids": [ROW], "seq_lengths": [[6, 5, 9]]},  # as `to_hf_dataset` packs them
+    ],
+)
+def test_stored_rows_and_json(model_dir: Path, tmp_path: Path, boundaries: dict[str, Any]) -> None:
+    pq.write_table(pa.table(boundaries), tmp_path / "packed.parquet")
     result = run(model_dir, tmp_path / "packed.parquet", "--json", "--random-weights")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert report["passed"] is True
     assert [(d["start"], d["length"]) for d in report["documents"]] == [(0, 6), (6, 5), (11, 9)]
     assert [way["passed"] for way in report["ways"].values()] == [True] * 8
-    pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "single.parquet")
-    with pytest.raises(DataError, match="no rows of two documents"):
-        raise run(model_dir, tmp_path / "single.parquet").exception
 
 
-def test_rows_that_say_the_lengths_of_their_documents(model_dir: Path, tmp_path: Path) -> None:
-    """As `to_hf_dataset` packs them."""
-    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 5, 9]]}), tmp_path / "packed.parquet")
-    result = run(model_dir, tmp_path / "packed.parquet", "--json", "--random-weights")
-    assert [(d["start"], d["length"]) for d in json.loads(result.output)["documents"]] == [(0, 6), (6, 5), (11, 9)]
-    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 25]]}), tmp_path / "wrong.parquet")
-    with pytest.raises(DataError, match="seq_lengths of block 0 are"):
-        raise run(model_dir, tmp_path / "wrong.parquet").exception
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        raise run(tmp_path).exception
-    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
-    with pytest.raises(ConfigError, match="--random-weights"):
-        raise run(tmp_path).exception
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [
+        ({"input_ids": [ROW], "document_starts": [[0]]}, DataError, "no rows of two documents"),
+        ({"input_ids": [ROW], "seq_lengths": [[6, 25]]}, DataError, "seq_lengths of block 0 are"),
+        (None, ConfigError, "--random-weights"),
+    ],
+)
+def test_rows_and_folders_that_cannot_be_checked(
+    model_dir: Path, tmp_path: Path, rows: dict[str, Any] | None, error: type[ChatmillError], words: str
+) -> None:
+    if rows is None:  # a folder without weights
+        (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "packed.parquet")
+    with pytest.raises(error, match=words):
+        raise run(*((model_dir, tmp_path / "packed.parquet") if rows else (tmp_path,))).exception

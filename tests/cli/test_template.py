@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.look.template_look import TemplateLook, look_at_template
-from chatmill.look.template_probes import PROBES
-from chatmill.render.registry import bundled_names, given_options
+from chatmill.render.registry import bundled_names
 from tests.cli.run import here
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
@@ -25,6 +22,9 @@ CHATML = """{%- for message in messages -%}
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}"""
+DATED = "{{ '<|day|>' + strftime_now('%d.%m.%Y') + '<|im_end|>\\n' }}" + CHATML
+SHOUTS = "{% if shout %}<|loud|>{% endif %}" + CHATML
+USER_BEGINS = "{% if messages[0].role == 'assistant' %}{{ raise_exception('a user begins') }}{% endif %}" + CHATML
 
 
 def codes(look: TemplateLook) -> set[str]:
@@ -33,41 +33,6 @@ def codes(look: TemplateLook) -> set[str]:
 
 def text_of(look: TemplateLook, code: str) -> str:
     return " ".join(finding.text for finding in look.findings if finding.code == code)
-
-
-def trl_template(name: str) -> Path:
-    spec = find_spec("trl")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "chat_templates" / f"{name}.jinja"
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write_template(text: str, name: str = "own.jinja") -> Path:
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write_template
-
-
-def test_json_has_everything(write: Any) -> None:
-    done = here("template", write(CHATML), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {
-        *("name", "origin", "licence", "sha256", "tokenizer", "vocab_size", "made_up_vocabulary", "options"),
-        *("roles", "tool_definitions", "tool_calls", "asks_for_date", "date", "arguments", "content"),
-        *("default_policy", "prompt", "stops", "generation_tags", "findings", "probes", "data"),
-    }
-    assert found["made_up_vocabulary"] is True
-    assert found["data"] is None
-    assert [probe["name"] for probe in found["probes"]] == [probe.name for probe in PROBES]
-    pair = found["probes"][0]
-    assert pair["turns"][0] | {"proved": True, "stop": "<|im_end|>", "stable": True} == pair["turns"][0]
-    assert "".join(run["text"] for run in pair["rows"][0] if run["weight"]) == "A-one.<|im_end|>"
-    assert {"code", "text"} == set(found["findings"][0])
 
 
 OPENS = CHATML.replace(
@@ -100,7 +65,9 @@ def look(name: str, tokenizer: str | None = None) -> TemplateLook:
             (Path(folder) / "own.jinja").write_text(OWN[name])
             return look_at_template(Path(folder) / "own.jinja", tokenizer)
     if name.startswith("trl/"):
-        return look_at_template(trl_template(name.removeprefix("trl/")))
+        spec = find_spec("trl")
+        assert spec is not None
+        return look_at_template(Path(str(spec.origin)).parent / "chat_templates" / f"{name.removeprefix('trl/')}.jinja")
     folder = TOKENIZERS / name
     return look_at_template(folder if folder.is_dir() else name)
 
@@ -194,66 +161,19 @@ def test_a_generation_config_is_a_source_of_stops(tmp_path: Path) -> None:
     assert look.facts["stops"][0] == {"token": "<|endoftext|>", "sources": ["generation config"]}
 
 
-def test_a_template_that_asks_for_the_date(write: Any) -> None:
-    own = write("{{ '<|day|>' + strftime_now('%d.%m.%Y') + '<|im_end|>\\n' }}" + CHATML)
-    look = look_at_template(own)
-    assert look.facts["asks_for_date"]
-    assert "asks_for_date" in codes(look)
-    assert "01.01.2026" in look.probes[0].rows[0].as_json()["documents"][0]["text"]
-    given = look_at_template(own, options=given_options(today="2025-03-04"))
-    assert "04.03.2025" in given.probes[0].rows[0].as_json()["documents"][0]["text"]
-    done = here("template", own)
-    assert "asked for; the probes below have 2026-01-01, because none was given" in " ".join(done.stdout.split())
-
-
-def test_options_reach_the_template(write: Any) -> None:
-    own = write("{% if shout %}<|loud|>{% endif %}" + CHATML)
-    done = here("template", own, "--set", "template_options.shout=true", "--json")
-    found = json.loads(done.stdout)
-    assert found["options"] == ["shout"]
-    assert found["probes"][0]["options"] == {"shout": True}
-    assert found["probes"][0]["rows"][0][0]["text"].startswith("<|loud|>")
-
-
-def _several(folder: Path) -> None:
-    folder.mkdir()
-    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "<|tools|>" + CHATML}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named, "eos_token": "<|im_end|>"}))
-
-
 def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
-    _several(tmp_path / "several")
-    default, tools = (look_at_template(f"{tmp_path}/several{name}") for name in ("", "#tool_use"))
-    assert tools.facts["name"] == "several#tool_use"
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "<|tools|>" + CHATML}]
+    config = {"chat_template": named, "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    default, tools = (look_at_template(f"{tmp_path}{name}") for name in ("", "#tool_use"))
+    assert tools.facts["name"] == f"{tmp_path.name}#tool_use"
     assert default.facts["sha256"] != tools.facts["sha256"]
     assert tools.probes[0].rows[0].as_json()["documents"][0]["text"].startswith("<|tools|>")
     with pytest.raises(UnknownNameError, match="Did you mean 'tool_use'"):
-        look_at_template(f"{tmp_path}/several#tool_us")
-
-
-def test_a_folder_whose_vocabulary_is_broken_is_no_folder_without_one(tmp_path: Path) -> None:
-    _several(tmp_path / "several")
-    (tmp_path / "several" / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError):
-        look_at_template(tmp_path / "several")
-
-
-def test_the_share_of_a_file_that_is_proved(write: Any, tmp_path: Path) -> None:
-    own = write("{% if messages[0].role == 'assistant' %}{{ raise_exception('a user begins') }}{% endif %}" + CHATML)
-    question, answer = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
-    records = [[question, answer], [question, answer] * 2, [answer, question], [question, answer, question, call]]
-    path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps({"messages": r}) + "\n" for r in records) + "{broken\n")
-    found = json.loads(here("template", own, "--data", path, "--json").stdout)["data"]
-    assert found["records"] == 5
-    assert found["proved"] == 2
-    assert found["refused"] == {"invalid_json": 1, "not_shown": 1, "template_refused": 1}
-    assert (found["turns"], found["turns_proved"]) == (6, 4)
-    assert found["turns_unproved"] == {"template_refused": 1, "not_shown": 1}
-    done = here("template", own, "--data", path)
-    assert re.search(r"^records +2 of 5 \(40\.0%\)$", done.stdout, re.M)
-    assert re.search(r"^turns +4 of 6 \(66\.7%\)$", done.stdout, re.M)
+        look_at_template(f"{tmp_path}#tool_us")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError):  # a broken vocabulary is not a missing one
+        look_at_template(tmp_path)
 
 
 def test_every_bundled_template_is_listed() -> None:
