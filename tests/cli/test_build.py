@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from chatmill.compiler.progress import shown_progress
 from chatmill.compiler.run import BuildProgress
 from tests.cli.run import Call, chatmill, forked
-from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
+from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, talk, write_jsonl
 
 BYTES = ["-t", "bytes", "--add-control-tokens"]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.fixture
@@ -73,6 +76,10 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
 
 
+OTHER = ("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
+"""A build of something else."""
+
+
 def test_folders_that_are_refused(call: Call, recipe: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -83,32 +90,42 @@ def test_folders_that_are_refused(call: Call, recipe: Path, tmp_path: Path) -> N
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
     assert call("build", recipe, "-o", "out", "-w", "0").status == 0
     before = digest(tmp_path / "out")
-    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
+    done = call(*OTHER)
     assert done.status == 2
     assert "out holds another dataset" in done.error
     assert digest(tmp_path / "out") == before
     assert leftovers(tmp_path / "out") == []
 
 
-def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_path: Path) -> None:
+def test_an_unfinished_build_is_continued_or_replaced_where_nothing_is_done(
+    call: Call, recipe: Path, tmp_path: Path
+) -> None:
     share = call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2")
     assert share.status == 0
     assert "This share is done. When all are: --resume in place of --shard makes out." in share.out
     done = call("build", recipe, "-o", "out", "-w", "0")
     assert done.status == 2
     assert "holds an unfinished build of this recipe: continue with --resume" in done.error
-    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all", "--resume")
+    done = call(*OTHER, "--resume")
     assert done.status == 2
     assert "holds an unfinished build of something else" in done.error
+    shutil.copytree(tmp_path / "out", tmp_path / "unfinished")
     assert call("build", recipe, "-o", "out", "-w", "0", "--resume").status == 0
+    assert leftovers(tmp_path / "out") == []
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "unfinished").rename(tmp_path / "out")
+    for receipt in (tmp_path / "out" / ".build" / "receipts").iterdir():
+        receipt.unlink()
+    done = call(*OTHER)
+    assert done.status == 0
+    assert "replaces a build of something else" in done.error
     assert leftovers(tmp_path / "out") == []
 
 
 def test_a_failed_build_does_not_block_the_corrected_one(call: Call, recipe: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "bad.jsonl", [*chats(40), {"messages": [{"role": "pope", "content": "x"}]}])
     options = ["-w", "0", "--set", "shard_bytes=2000", *BYTES]
-    done = call("build", "bad.jsonl", "-o", "out", *options)
-    assert done.status == 2
+    assert call("build", "bad.jsonl", "-o", "out", *options).status == 2
     receipts = tmp_path / "out" / ".build" / "receipts"
     assert list(receipts.iterdir()), "some chunks are done, and still nothing is to be resumed"
     (tmp_path / "out" / "mine.txt").write_text("not of the build")
@@ -119,16 +136,6 @@ def test_a_failed_build_does_not_block_the_corrected_one(call: Call, recipe: Pat
     assert leftovers(tmp_path / "out") == []
     assert call("build", "chats.jsonl", "-o", "fresh", *options).status == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "fresh")
-
-
-def test_a_build_of_which_no_chunk_is_done_is_replaced(call: Call, recipe: Path, tmp_path: Path) -> None:
-    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
-    for receipt in (tmp_path / "out" / ".build" / "receipts").iterdir():
-        receipt.unlink()
-    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
-    assert done.status == 0
-    assert "replaces a build of something else" in done.error
-    assert leftovers(tmp_path / "out") == []
 
 
 def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) -> None:
@@ -158,15 +165,15 @@ def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
 
 
 def test_lost_text_is_named_by_kind_and_source(call: Call, tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "4", "reasoning_content": "Add."}
-    for name, count in (("one", 2), ("two", 3)):
-        records = [{"messages": [{"role": "user", "content": "2+2?"}, said]}] * count
-        write_jsonl(tmp_path / f"{name}.jsonl", records)
-    done = call("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES)
+    messages = talk("2+2?", "4")
+    messages[1]["reasoning_content"] = "Add."
+    write_jsonl(tmp_path / "one.jsonl", [{"messages": messages}] * 2)
+    write_jsonl(tmp_path / "two.jsonl", [{"messages": messages}] * 3)
+    build = ("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES)
+    done = call(*build)
     assert done.status == 3
     assert "gate max_lost_reasoning" in done.error
-    done = call("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", "--set",
-                "gates.max_lost_reasoning=null")  # fmt: skip
+    done = call(*build, "--resume", "--set", "gates.max_lost_reasoning=null")
     assert done.status == 0
     assert "characters of reasoning that are in no document (one 8, two 12): 20" in done.out
     assert "characters of contents" not in done.out
@@ -204,8 +211,7 @@ def test_a_sample_of_a_long_build_is_tried_before_it_starts(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]
-    call_1 = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    bad = [turn[0], {"role": "assistant", "content": "t", "reasoning_content": "r", "tool_calls": [call_1]}]
+    bad = [turn[0], {"role": "assistant", "content": "t", "reasoning_content": "r", "tool_calls": [CALL]}]
     write_jsonl(tmp_path / "a.jsonl", [{"messages": turn * 6}] * 3 + [{"messages": bad}])
     given = ["build", "a.jsonl", "-w", "0", *BYTES, "--on-error", "quarantine", "--set", "gates.records_left_out=1"]
     given += ["--set", "date=2026-01-01", "-T", "gpt_oss"]
@@ -219,8 +225,7 @@ def test_a_sample_of_a_long_build_is_tried_before_it_starts(
 def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_would(
     call: Call, tmp_path: Path
 ) -> None:
-    call_1 = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    said = [{"role": "user", "content": "q<b>"}, {"role": "assistant", "tool_calls": [call_1]}]
+    said = [{"role": "user", "content": "q<b>"}, {"role": "assistant", "tool_calls": [CALL]}]
     write_jsonl(tmp_path / "a.jsonl", [{"id": "r<i>", "messages": said}, *chats(30)])
     given = [*BYTES, "-T", "mistral_nemo"]
     left = ["--on-error", "quarantine", "--set", "gates.records_left_out=1"]
@@ -239,15 +244,12 @@ def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_w
 
 
 def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from chatmill.compiler.progress import shown_progress
-
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "160")
+    values = {"chunks_done": 3, "chunks": 7, "bytes_done": 5, "bytes": 9, "tokens": 10, "records": 1234}
     with shown_progress() as on_progress:
         assert on_progress is not None
-        on_progress(
-            BuildProgress(stage="compile", chunks_done=3, chunks=7, bytes_done=5, bytes=9, tokens=10, records=1234)
-        )
+        on_progress(BuildProgress(stage="compile", **values))
     text = capsys.readouterr().err
     assert "None" not in text
     assert "0 chunks" in text, "a number from the first moment on"

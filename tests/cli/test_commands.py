@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import importlib
@@ -29,16 +28,8 @@ from tests.faults import faults, faults_hit
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "commands"
-SHORT = {
-    "--tokenizer": "-t",
-    "--template": "-T",
-    "--policy": "-p",
-    "--out": "-o",
-    "--count": "-n",
-    "--workers": "-w",
-    "--quiet": "-q",
-    "--help": "-h",
-}
+SHORT = {"--tokenizer": "-t", "--template": "-T", "--policy": "-p", "--out": "-o", "--count": "-n", "--workers": "-w",
+         "--quiet": "-q", "--help": "-h"}  # fmt: skip
 """Long options that have a short form have this one in every command."""
 OTHER_NAMES = {"--output", "--output-dir", "--out-dir", "--tok", "--num-workers", "--jobs", "--silent", "--as-json"}
 """Spellings of other programs that no command here has."""
@@ -62,20 +53,15 @@ def command(name: str, context: Any) -> Any:
     return context.command.get_command(context, name)
 
 
-def options_of(command: Any, context: Any) -> list[Any]:
+@pytest.fixture
+def options(command: Any, context: Any) -> list[Any]:
     return [param for param in command.get_params(context) if param.param_type_name == "option"]
 
 
 def test_the_table_of_commands_is_the_folder() -> None:
     """A module with a function `command` is a command; every command has a module."""
     folder = ROOT / "src" / "chatmill" / "cli"
-    modules = {
-        path.stem
-        for path in folder.glob("*.py")
-        if any(
-            isinstance(node, ast.FunctionDef) and node.name == "command" for node in ast.parse(path.read_text()).body
-        )
-    }
+    modules = {path.stem for path in folder.glob("*.py") if re.search(r"^def command\(", path.read_text(), re.M)}
     assert {name.replace("-", "_") for name in COMMANDS} == modules, "a command is named as its module"
     assert len(COMMANDS) >= 10
 
@@ -95,12 +81,18 @@ def test_the_overview() -> None:
     assert lines[3].startswith("Begin: chatmill inspect FILE")
 
 
-def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, context: Any) -> None:
+def test_a_command_has_text_and_examples_that_parse(name: str, context: Any, call: Call) -> None:
+    done = call(name, "--help", columns=80)
+    assert (done.status, done.said) == (Status.DONE, "")
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert f"Usage: chatmill {name} " in done.out.partition("\nExamples\n")[0]
+    assert "\x1b" not in done.out
+    assert call(name, "-h", columns=80).out == done.out
     text, examples = help_of(importlib.import_module(f"chatmill.cli.{name.replace('-', '_')}").__doc__)
     assert text
-    assert examples, "the docstring ends with Examples: and a line for each"
     assert any(shlex.split(line)[:2] == ["chatmill", name] for line in examples)
     for line in examples:
+        assert " ".join(line.split())[:40] in " ".join(done.out.split())
         words = shlex.split(line.partition(" | ")[0])
         other, *arguments = words[words.index("chatmill") + 1 :]  # after torchrun or variables, perhaps
         parsed = context.command.get_command(context, other)
@@ -109,19 +101,7 @@ def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, con
             parsed.make_context(other, arguments, parent=context)
 
 
-def test_the_help_of_a_command(name: str, call: Call) -> None:
-    done = call(name, "--help", columns=80)
-    assert (done.status, done.said) == (Status.DONE, "")
-    before, _, examples = done.out.partition("\nExamples\n")
-    assert "chatmill " in examples
-    assert max(map(len, done.out.splitlines())) <= 80
-    assert f"Usage: chatmill {name} " in before
-    assert "\x1b" not in done.out
-    assert call(name, "-h", columns=80).out == done.out
-
-
-def test_options_have_the_same_names_everywhere(name: str, command: Any, context: Any) -> None:
-    options = options_of(command, context)
+def test_options_have_the_same_names_everywhere(name: str, options: list[Any]) -> None:
     for option in options:
         assert option.help, option.opts
         names = set(option.opts)
@@ -135,12 +115,12 @@ def test_options_have_the_same_names_everywhere(name: str, command: Any, context
     assert "--json" in long_names or name in NO_JSON
 
 
-def test_a_command_has_a_page_that_names_every_option(name: str, command: Any, context: Any) -> None:
+def test_a_command_has_a_page_that_names_every_option(name: str, options: list[Any]) -> None:
     page = PAGES / f"{name}.md"
     assert page.is_file(), f"write docs/commands/{name}.md"
     text = page.read_text()
     assert f"chatmill {name} " in text
-    for option in options_of(command, context):
+    for option in options:
         if "--help" not in option.opts:
             assert any(f"{long}" in text for long in (*option.opts, *option.secondary_opts)), f"{name} {option.opts}"
     assert f"({name}.md)" in (PAGES / "index.md").read_text()
@@ -152,20 +132,14 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
         "from chatmill.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "print(list(sys.modules), file=sys.stderr)"
+        "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = ast.literal_eval(done.stderr)
+    modules = set(done.stderr.split())
     heavy = {"numpy", "torch", "pyarrow", "pydantic", "msgspec", "yaml", "tokenizers", "transformers", "asyncio"}
-    assert not heavy & set(modules), "what takes long to import is not imported for a help text"
-    imported = {module for module in modules if module.startswith("chatmill.")}
-    assert imported == {
-        "chatmill.cli",
-        "chatmill.cli.layout",
-        "chatmill.cli.statuses",
-        "chatmill.errors",
-        "chatmill._facade",
-    }
+    assert not heavy & modules, "what takes long to import is not imported for a help text"
+    imported = {module.removeprefix("chatmill.") for module in modules if module.startswith("chatmill.")}
+    assert imported == {"cli", "cli.layout", "cli.statuses", "errors", "_facade"}
 
 
 # completion
@@ -242,7 +216,6 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["inspect", "chats.jsonl", "-n", "none"], "should be a valid integer"),
         (["inspect", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
         (["inspect", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
-        (["inspect", "nowhere"], "no such file: nowhere"),
         (["verify", "nowhere"], "nowhere"),
         (["diff", "nowhere", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "hf"], "nowhere"),
@@ -256,10 +229,7 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
         (["init", "chats.jsonl", "-o", "r.yaml", "-t", "bytes"], "is there already and is not overwritten"),
         (["init", "chats.jsonl", "--set", "preferences=pairs"], "chatmill build ... --set preferences=pairs"),
-        (
-            ["init", "chats.jsonl", "--set", "preference=chosen"],
-            "Did you mean 'preferences'?",
-        ),
+        (["init", "chats.jsonl", "--set", "preference=chosen"], "Did you mean 'preferences'?"),
         (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
         ([*TRANSCRIPTS, "-o", "."], "is not a regular file"),
         ([*TRANSCRIPTS, "-o", "chats.jsonl"], "--out chats.jsonl is also an input"),
@@ -273,7 +243,6 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["template", "broken.jinja"], "template 'broken.jinja', line 2"),
         (["template", "nowhere.jinja"], "no template file nowhere.jinja"),
         (["template", "empty"], "empty holds no chat template"),
-        (["template", "chatlm"], "Did you mean 'chatml'"),
         (["template", "chatml", "--set", "template_options.thinking=true"], "never reads the option 'thinking'"),
         (["template", "chatml", "--set", "date=yesterday"], "a date is YYYY-MM-DD"),
         (["template", "chatml", "--data", "nowhere.jsonl"], "no such file"),
@@ -284,7 +253,6 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["build", "chats.jsonl", *OUT, *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
-        (["build", "chats.jsonl", *OUT, *BYTES, "--shard", "x"], "--shard is i/N"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--set", "gates.records=1"], "unknown key 'gates.records'"),
         (["build", "r.yaml", *OUT, "--shape", "openai"], "names its sources: give the shape of one there"),
         (["build", "r.yaml", *OUT, "--set", "pack.lenght=4"], "unknown key 'pack.lenght', did you mean 'length'?"),
@@ -343,41 +311,28 @@ def test_status_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "data/x"),
-            "data/x: No space left on device; free some space there",
-        ),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "data/x"),
-            "data/x: Permission denied; look at its permissions",
-        ),
+        (OSError(errno.ENOSPC, "No space left", "data/x"), "data/x: No space left; free some space there"),
+        (PermissionError(errno.EACCES, "Denied", "data/x"), "data/x: Denied; look at its permissions"),
         (OSError("no number"), "OSError: no number"),
         (MemoryError(), "not enough memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory", "data/x"), "not enough memory: use fewer workers"),
         (ImportError("lib.so: failed to map segment from shared object"), "not enough memory"),
         (RuntimeError("can't start new thread"), "not enough memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
+        (ZeroDivisionError("a bug of ours"), "ZeroDivisionError: a bug of ours"),
     ],
 )
-def test_the_machine_fails(error: BaseException, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_machine_fails_and_status_70(
+    error: BaseException, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run() -> None:
         raise error
 
-    assert ended(run) == Status.MISTAKE
+    is_bug = isinstance(error, ZeroDivisionError)
+    assert ended(run) == (Status.BUG if is_bug else Status.MISTAKE)
     said = capsys.readouterr().err
     assert message in said
-    assert "Traceback" not in said
-
-
-def test_status_70(capsys: pytest.CaptureFixture[str]) -> None:
-    def run() -> None:
-        raise ZeroDivisionError("a bug of ours")
-
-    assert ended(run) == Status.BUG
-    said = capsys.readouterr().err
-    assert "ZeroDivisionError: a bug of ours" in said
-    assert "Traceback" in said
-    assert "Please report it" in said
+    assert [words in said for words in ("Traceback", "Please report it")] == [is_bug] * 2
 
 
 def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
