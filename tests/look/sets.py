@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import shutil
 import tempfile
 from functools import cache
@@ -20,7 +19,7 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
 from chatmill.tokenizer.tokenizer import Tokenizer
-from tests.compiler.builds import OPEN_GATES, chats, plain_recipe
+from tests.compiler.builds import OPEN_GATES, chats, plain_recipe, talk, write_jsonl
 from tests.kd_manifest import write_kd_manifest
 
 HOSTILE = {
@@ -35,16 +34,8 @@ HOSTILE = {
 
 
 def records() -> list[dict[str, Any]]:
-    hostile = [
-        {
-            "id": name,
-            "source": "hostile",
-            "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}],
-        }
-        for name, text in HOSTILE.items()
-    ]
-    broken: list[dict[str, Any]] = [{"id": "pope", "messages": [{"role": "pope", "content": "x"}]}]
-    return [*hostile, *chats(60, 5), *broken]
+    hostile = [{"id": name, "source": "hostile", "messages": talk(text, text)} for name, text in HOSTILE.items()]
+    return [*hostile, *chats(60, 5), {"id": "pope", "messages": [{"role": "pope", "content": "x"}]}]
 
 
 @cache
@@ -58,10 +49,9 @@ def folder() -> Path:
     """`episodes`, `rows` (packed), `hf` and `parquet` (of the rows) and `kd`, with train and val each."""
     place = Path(tempfile.mkdtemp(prefix="chatmill-look-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
-    more: dict[str, Any] = {"sources": [{"path": str(place / "chats.jsonl"), "name": "plain"}], "gates": OPEN_GATES}
-    more |= {"split": {"val_fraction": 0.2}, "on_error": "quarantine", "shard_bytes": 8000}
-    recipe = plain_recipe(place / "chats.jsonl", **more)
+    path = write_jsonl(place / "chats.jsonl", records())
+    more = {"split": {"val_fraction": 0.2}, "on_error": "quarantine", "shard_bytes": 8000}
+    recipe = plain_recipe(path, sources=[{"path": str(path), "name": "plain"}], gates=OPEN_GATES, **more)
     chatmill.build(recipe, place / "episodes", workers=0)
     packed = {"packing": {"overflow": "cut"}, "pack": {"length": 1024}}
     chatmill.build({**recipe, **packed}, place / "rows", workers=0)
@@ -86,17 +76,19 @@ def write_kd(root: Path) -> None:
         for parts in documents:
             pieces = [np.array(tokenizer.encode(part), dtype=np.int32) for part in parts]
             span = np.repeat([0, 1, 2], [len(piece) for piece in pieces])
-            ids = np.append(np.concatenate(pieces), tokenizer.eos_id)
             label_aligned = np.append(span[1:], [0, 0])
-            columns["tokens"].append(ids)
+            columns["tokens"].append(np.append(np.concatenate(pieces), tokenizer.eos_id))
             columns["span"].append(label_aligned)
             columns["lossmask"].append(label_aligned > 0)
-        for name, values in columns.items():
-            with MegatronWriter(
-                root / split / f"shard_00_{name}", np.int32 if name == "tokens" else np.uint8
-            ) as writer:
-                writer.append(np.concatenate(values), np.array([len(value) for value in values]))
+        write_columns(root / split / "shard_00", columns)
     write_kd_manifest(root)
+
+
+def write_columns(shard: Path, columns: dict[str, list[Any]]) -> None:
+    """The columns of one shard of a distillation set, which have a value for every token of its documents."""
+    for name, values in columns.items():
+        with MegatronWriter(Path(f"{shard}_{name}"), np.int32 if name == "tokens" else np.uint8) as writer:
+            writer.append(np.concatenate(values), np.array([len(value) for value in values]))
 
 
 def view_block(row: dict[str, Any], tokenizer: Tokenizer | None = None, number: int = 0) -> ItemView:

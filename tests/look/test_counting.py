@@ -17,11 +17,7 @@ from chatmill.core.ledger import LEFT_OUT
 from chatmill.look.counting import MOST_TURNS, SplitStats, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.splits import LookSplit, TokenBatch
-from chatmill.look.stats import (
-    dataset_stats,
-    doubling_bins,
-    split_stats,
-)
+from chatmill.look.stats import dataset_stats, doubling_bins, split_stats
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, records
 
@@ -30,14 +26,11 @@ def stats_of(split: LookSplit) -> SplitStats:
     return split_stats(split, count_tokens(split))
 
 
+DOCUMENT = st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), max_size=12)
+
+
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), max_size=12),
-        min_size=1,
-        max_size=6,
-    )
-)
+@given(st.lists(DOCUMENT, min_size=1, max_size=6))
 def test_batches_of_any_documents(documents: list[list[tuple[int, bool]]]) -> None:
     flat = [token for document in documents for token in document]
     batch = TokenBatch(
@@ -90,20 +83,17 @@ def test_stats_add_up() -> None:
     assert made["splits"]["train"]["roles"][0]["share"] == stats.splits[0].roles[0].share
 
 
-def test_rows_have_fill_and_padding() -> None:
+def test_rows_have_padding_and_distillation_sets_have_spans() -> None:
     stats = stats_of(open_for_looking(folder() / "rows").split("train"))
     assert (stats.capacity, stats.item) == (1024, "row")
     assert stats.padding == 1024 * stats.items - stats.tokens > 0
     assert sum(one.count for one in stats.fill_bins) == sum(one.count for one in stats.documents_bins) == stats.items
     assert stats.fill["mean"] == pytest.approx(stats.tokens / (1024 * stats.items))
-
-
-def test_spans_of_a_distillation_set() -> None:
     stats = stats_of(open_for_looking(folder() / "kd").split("train"))
-    shares = {one.name: one for one in stats.spans}
-    assert list(shares) == ["context", "analysis", "final"]
-    assert shares["context"].trained == 0
-    assert shares["analysis"].trained + shares["final"].trained == stats.trained > 0
+    context, analysis, final = stats.spans
+    assert [one.name for one in stats.spans] == ["context", "analysis", "final"]
+    assert (context.trained, analysis.trained + final.trained) == (0, stats.trained)
+    assert stats.trained > 0
     assert stats.roles == stats.turns == ()
 
 

@@ -27,7 +27,9 @@ from chatmill.look.splits import LookLayout, LookSplit
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from tests.look.sets import HOSTILE, folder, tokenizer_once
+from tests.kd_manifest import write_kd_manifest
+from tests.look.sets import HOSTILE, folder, tokenizer_once, write_columns
+from tests.megatron.kd_sets import make_documents, on_disk
 
 LAYOUTS = {
     "episodes": LookLayout.EPISODES,
@@ -44,16 +46,24 @@ def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_opens(name: str) -> None:
+def test_every_layout_opens_and_one_split_of_it_by_its_folder(name: str) -> None:
     dataset = open_for_looking(folder() / name)
     assert dataset.layout is LAYOUTS[name]
-    assert next(iter(dataset.splits)) == "train"
-    assert len(dataset.splits) == 2
+    first, second = dataset.splits
+    assert first == "train"
     for split in dataset.splits.values():
         check_columns(split)
     assert dataset.decoder is not None
     assert dataset.decoder_problem == ""
     assert (dataset.ledger is not None) == (name in ("episodes", "rows", "kd")), "exports say little of it"
+    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
+        open_for_looking(folder() / name, ["test"])
+    assert list(open_for_looking(folder() / name, [second]).splits) == [second]
+    if name != "parquet":
+        alone = open_for_looking(folder() / name / second)
+        assert list(alone.splits) == [second]
+        assert len(alone.split()) == len(dataset.split(second))
+        assert alone.decoder is not None, "the manifest above it names the tokenizer"
 
 
 def check_columns(split: LookSplit) -> None:
@@ -85,59 +95,48 @@ def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 300)
     monkeypatch.setattr(splits, "RELEASE_TOKENS", 5)
     for name, least in (("episodes", 5), ("rows", 5), ("kd", 0)):
-        split = open_for_looking(folder() / name).split("train")
+        split: Any = open_for_looking(folder() / name).split("train")
         assert len(list(split.batches())) > least
         check_columns(split)
-
-
-@pytest.mark.parametrize("name", ["episodes", "rows"])
-def test_a_pass_unmaps_what_it_has_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "RELEASE_TOKENS", 1)
-    split: Any = open_for_looking(folder() / name).split("train")
-    stored = split.stored
-    split.item(0)
-    assert stored.shards[0].files.get.cache_info().currsize > 0
-    for _ in split.batches():
-        pass
-    assert stored.shards[0].files.get.cache_info().currsize == 0
+        if name != "kd":
+            split.item(0)
+            assert split.stored.shards[0].files.get.cache_info().currsize > 0
+            for _ in split.batches():
+                pass
+            assert split.stored.shards[0].files.get.cache_info().currsize == 0, "a pass unmaps what it has read"
 
 
 def test_rows_that_have_their_order_in_a_file_of_indices_are_refused(tmp_path: Path) -> None:
     state = {"_data_files": [{"filename": "data-0.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}
     (tmp_path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="keeps the order of its rows in a file of its own"):
-        open_for_looking(tmp_path)
-    with pytest.raises(ConfigError, match="keeps the order of its rows in a file of its own"):
-        open_tokenized(tmp_path)
+    for opens in (open_for_looking, open_tokenized):
+        with pytest.raises(ConfigError, match="keeps the order of its rows in a file of its own"):
+            opens(tmp_path)
 
 
 def test_items_are_what_the_stores_hold() -> None:
-    opened, stored = open_for_looking(folder() / "episodes").split("train"), EpisodeDataset(folder() / "episodes")
+    opened: Any = open_for_looking(folder() / "episodes").split("train")
+    stored = EpisodeDataset(folder() / "episodes")
     assert len(stored) > 20
     for number, episode in enumerate(stored):
         item = opened.item(number)
         assert np.array_equal(item.ids, episode.ids)
         assert (item.record_id, item.source, item.turns) == (episode.record_id, episode.source, episode.turns)
         assert opened.record_id(number) == episode.record_id
-        assert opened.sources is not None
         assert opened.source_names[opened.sources[number]] == episode.source
-
-
-def test_rows_are_those_of_the_plan() -> None:
     rows: Any = open_for_looking(folder() / "rows").split("train")
     stored = EpisodeDataset(folder() / "rows")
-    plan = stored.plan
-    assert plan is not None
-    assert len(rows) == len(plan) > 3
-    for number in range(len(plan)):
-        item, episodes = rows.item(number), [stored[episode] for episode in plan.bin(number).tolist()]
-        assert item.ids.tolist() == [token for episode in episodes for token in episode.ids.tolist()]
+    assert stored.plan is not None
+    assert len(rows) == len(stored.plan) > 3
+    for number in range(len(rows)):
+        item, episodes = rows.item(number), [stored[episode] for episode in stored.plan.bin(number).tolist()]
+        parts = [item.ids[first:last].tolist() for first, last in item.borders]
+        assert parts == [episode.ids.tolist() for episode in episodes]
+        assert parts == [rows.alone.item(episode.index).ids.tolist() for episode in episodes]
+        assert len(item.ids) == sum(map(len, parts))
         assert item.document_ids == tuple(episode.record_id for episode in episodes)
-        assert item.padding == 1024 - int(plan.bin_lengths(stored.lengths)[number])
-        for place, episode in enumerate(episodes):
-            first, last = item.borders[place]
-            assert item.ids[first:last].tolist() == episode.ids.tolist() == rows.alone.item(episode.index).ids.tolist()
-            assert number in rows.find(episode.record_id)
+        assert item.padding == 1024 - int(stored.plan.bin_lengths(stored.lengths)[number])
+        assert all(number in rows.find(episode.record_id) for episode in episodes)
 
 
 def test_a_split_without_a_plan_is_episodes(tmp_path: Path) -> None:
@@ -183,31 +182,15 @@ def test_plain_files_without_columns(tmp_path: Path) -> None:
     assert open_for_looking(tmp_path / "set", tokenizer="bytes").decoder.text(split.item(0).ids) == "ABC"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "kd"])
-def test_one_split_opens_by_its_folder(name: str) -> None:
-    whole = open_for_looking(folder() / name)
-    second = list(whole.splits)[1]
-    alone = open_for_looking(folder() / name / second)
-    assert list(alone.splits) == [second]
-    assert len(alone.split()) == len(whole.split(second))
-    assert alone.decoder is not None, "the manifest above it names the tokenizer"
-    chosen = open_for_looking(folder() / name, [second])
-    assert list(chosen.splits) == [second]
-    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
-        open_for_looking(folder() / name, ["test"])
-
-
 def test_records_are_found_by_id() -> None:
     dataset = open_for_looking(folder() / "episodes")
     for record_id in HOSTILE:
         ((split, number),) = dataset.find(record_id)
         assert split.item(number).record_id == record_id
-    with pytest.raises(ConfigError, match=r"no record 'scrip' in train, val; close ones: 'script'"):
-        dataset.find("scrip")
-    with pytest.raises(ConfigError, match=r"close ones: .*'spelled'"):
-        dataset.find("speled")
-    with pytest.raises(ConfigError, match="no record 'nothing like it'"):
-        dataset.find("nothing like it")
+    for wanted, words in (("scrip", "in train, val; close ones: 'script'$"), ("speled", "; close ones: .*'spelled'"),
+                          ("nothing like it", "in train, val$")):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"no record '{wanted}' .*{words}"):
+            dataset.find(wanted)
 
 
 def test_ids_that_are_inside_others(tmp_path: Path) -> None:
@@ -223,24 +206,22 @@ def test_ids_that_are_inside_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("name", "content", "error", "words"),
     [
-        (lambda place: place / "nothing", ConfigError, "does not exist"),
-        (lambda place: place, FormatError, "holds no split"),
-        (lambda place: written(place / "a.txt", b"hello"), FormatError, "is not a dataset"),
-        (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "'format' is missing"),
-        (lambda place: written(place / "a.parquet", b"PAR1 no"), DataError, "cannot be read"),
+        ("nothing", None, ConfigError, "does not exist"),
+        (".", None, FormatError, "holds no split"),
+        ("a.txt", b"hello", FormatError, "is not a dataset"),
+        ("manifest.json", b"{}", FormatError, "'format' is missing"),
+        ("a.parquet", b"PAR1 no", DataError, "cannot be read"),
     ],
 )
-def test_what_is_no_dataset_is_refused(tmp_path: Path, make, error: type[ChatmillError], words: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_no_dataset_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, error: type[ChatmillError], words: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=words):
-        open_for_looking(make(tmp_path))
-
-
-def written(path: Path, data: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
+        open_for_looking(tmp_path if name == "manifest.json" else tmp_path / name)
 
 
 def test_a_tokenizer_that_is_not_there_or_another(tmp_path: Path) -> None:
@@ -266,20 +247,18 @@ def test_ids_beyond_the_vocabulary_are_shown_as_numbers() -> None:
     assert decoder.parts(np.empty(0, dtype=np.int64)) == []
 
 
+TOKEN = st.tuples(st.integers(0, KINDS - 1), st.sampled_from([0, 1]), st.booleans())
+
+
 @settings(max_examples=60)
-@given(st.data())
-def test_messages_and_runs_against_a_loop(data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, 30))
-    kinds = data.draw(st.lists(st.sampled_from(range(KINDS)), min_size=length, max_size=length))
-    weights = data.draw(st.lists(st.sampled_from([0, 1]), min_size=length, max_size=length))
-    inner = data.draw(st.sets(st.integers(1, length - 1)) if length > 1 else st.just(set()))
-    starts = np.array([0, *sorted(inner)], dtype=np.int64)
-    item = Item(
-        split="train", number=0, ids=np.arange(length), weights=np.array(weights), kinds=np.array(kinds, np.uint8),
-        starts=starts,
-    )  # fmt: skip
+@given(st.lists(TOKEN, min_size=1, max_size=30))
+def test_messages_and_runs_against_a_loop(tokens: list[tuple[int, int, bool]]) -> None:
+    kinds, weights, borders = zip(*tokens, strict=True)
+    starts = np.array([at for at, border in enumerate(borders) if border or not at], dtype=np.int64)
+    columns = {"ids": np.arange(len(kinds)), "weights": np.array(weights), "kinds": np.array(kinds, np.uint8)}
+    item = Item(split="train", number=0, starts=starts, **columns)
     messages, runs = [], []
-    for at in range(length):
+    for at in range(len(kinds)):
         new = at in starts or role_of(kinds[at]) != role_of(kinds[at - 1])
         ended = part_of(kinds[at - 1]) in (Part.TERMINATOR, Part.SEPARATOR)
         new = new or (part_of(kinds[at]) is Part.HEADER and ended)
@@ -320,54 +299,71 @@ def test_boundaries_of_many_rows_against_one_at_a_time(rows: list[tuple[int, lis
 
 
 FLAGS = st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6)
+FLAGGED = st.fixed_dictionaries({}, optional=dict.fromkeys((*MASKS, "labels", "weights", *BOUNDARIES[-3:]), FLAGS))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {},
-            optional=dict.fromkeys((*MASKS, "labels", "weights", *BOUNDARIES[-3:]), FLAGS),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(FLAGGED, min_size=1, max_size=4))
 def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict[str, list[int]]]) -> None:
     names = [name for name in rows[0] if all(name in row for row in rows)]
     ids = [[number * 10 + i for i in range(6)] for number in range(len(rows))]
-    columns: dict[str, list[list[int]]] = {"input_ids": ids, **{name: [row[name] for row in rows] for name in names}}
+    columns = {"input_ids": ids, **{name: [row[name] for row in rows] for name in names}}
     if "labels" in columns:
-        pairs = zip(columns["labels"], ids, strict=True)
-        columns["labels"] = [[i if flag else -100 for flag, i in zip(*pair, strict=True)] for pair in pairs]
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    split = open_for_looking(tmp_path / "rows.parquet").split()
-    audited = read_columns(open_tokenized(tmp_path / "rows.parquet")[0])
+        columns["labels"] = np.where(columns["labels"], ids, -100).tolist()
+    split, audited = read_both(tmp_path, columns)
     deciding = ["labels"] if "labels" in names else [name for name in names if name in MASKS]
-    wanted = [
-        [all(row[name][i] for name in (*deciding, *(["weights"] if "weights" in names else []))) for i in range(6)]
-        for row in rows
-    ]
+    deciding += ["weights"] if "weights" in names else []
+    wanted = [[all(row[name][i] for name in deciding) for i in range(6)] for row in rows]
     assert split.has_weights == (audited.trained is not None)
     shown = [split.item(number) for number in range(len(split))]
     assert [item.is_trained.tolist() for item in shown] == wanted
     if audited.trained is not None:
         assert audited.trained.reshape(-1, 6).tolist() == wanted
-    starts = [6 * item.number + start for item in shown for start in item.starts.tolist()]
-    assert starts == audited.documents[:-1].tolist()
-    assert [count_tokens(split).trained.tolist(), split.documents.tolist()] == [
-        list(map(sum, wanted)),
-        [len(i.starts) for i in shown],
-    ]
+    assert [6 * item.number + start for item in shown for start in item.starts] == audited.documents[:-1].tolist()
+    assert count_tokens(split).trained.tolist() == list(map(sum, wanted))
+    assert split.documents.tolist() == [len(item.starts) for item in shown]
+
+
+def read_both(folder: Path, columns: dict[str, Any]) -> tuple[Any, Any]:
+    """Rows of Parquet as inspect and as audit read them."""
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    return open_for_looking(folder / "rows.parquet").split(), read_columns(open_tokenized(folder / "rows.parquet")[0])
 
 
 def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> None:
     ids = [[10 * row + i for i in range(8)] for row in range(6)]
     labels = [[-100, -100, *row[3:], -100] for row in ids]
-    pq.write_table(pa.table({"input_ids": ids, "labels": labels}), tmp_path / "rows.parquet")
-    split = open_for_looking(tmp_path / "rows.parquet").split()
-    audited = read_columns(open_tokenized(tmp_path / "rows.parquet")[0])
+    split, audited = read_both(tmp_path, {"input_ids": ids, "labels": labels})
     wanted = [[False] * 3 + [True] * 5] * 6
     assert [split.item(row).is_trained.tolist() for row in range(6)] == wanted
-    assert audited.trained is not None
     assert audited.trained.reshape(6, 8).tolist() == wanted
+
+
+TRAIN = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
+VALID = [make_documents(6, 3, 90_000)]
+
+
+def test_every_token_of_a_distillation_set_has_its_own_span(tmp_path: Path) -> None:
+    for name, shards in (("train", TRAIN), ("valid", VALID)):
+        (tmp_path / "kd" / name).mkdir(parents=True)
+        for number, made in enumerate(shards):
+            write_columns(tmp_path / "kd" / name / f"shard_{number:02d}", on_disk(made))
+    write_kd_manifest(tmp_path / "kd")
+    found = open_for_looking(tmp_path / "kd")
+    assert list(found.splits) == ["train", "valid"]
+    for name, shards in (("train", TRAIN), ("valid", VALID)):
+        documents = [document for shard in shards for document in shard]
+        split = found.splits[name]
+        assert (len(split), split.layout, split.has_spans) == (len(documents), LookLayout.KD, True)
+        assert split.tokens.tolist() == [len(document.ids) for document in documents]
+        trained = [[span > 0 for span in document.spans] for document in documents]
+        for number, document in enumerate(documents):
+            item: Any = split.item(number)
+            assert (item.ids.tolist(), item.spans.tolist()) == (document.ids, document.spans)
+            assert item.is_trained.tolist() == trained[number]
+            assert item.trained == sum(trained[number]) > 0
+        assert count_tokens(split).trained.tolist() == [sum(one) for one in trained]
+    train: Any = found.splits["train"]
+    assert train.item(30).source == "shard_01 document 0"
+    assert np.bincount(train.sources).tolist() == [30, 11]
+    assert train.source_names == ("shard_00", "shard_01")
