@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler import chunk_job, inputs, run
-from chatmill.compiler.chunk_job import checked_pipeline, pipeline_of
+from chatmill.compiler.chunk_job import ChunkJob, checked_pipeline, compile_chunk, pipeline_of
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import BuildResult, Outcome, run_build
@@ -78,21 +78,16 @@ def test_on_ray(reference: Reference, fast: Path, ray_address: str) -> None:
     reference.check(fast / "out")
 
 
-class Elsewhere(LocalExecutor):
-    """An engine whose workers do not see the output folder, as those of another machine may not."""
-
-    def map(self, job: Any, specs: Any) -> Any:
-        return super().map(job, [dataclasses.replace(spec, place=elsewhere(spec.place)) for spec in specs])
-
-
-def elsewhere(place: Any) -> Any:
-    return dataclasses.replace(place, directory=Path(f"{place.directory}-of-another-machine"))
+def compile_elsewhere(job: ChunkJob) -> dict[str, Any]:
+    """As a worker that does not see the output folder, which is on another machine."""
+    place = dataclasses.replace(job.place, directory=Path(f"{job.place.directory}-of-another-machine"))
+    return compile_chunk(dataclasses.replace(job, place=place))
 
 
 def test_workers_that_do_not_reach_the_output_folder(reference: Reference, fast: Path) -> None:
     words = r"a worker on \S+ cannot reach \S+/out-of-another-machine/\.build.* file system that all"
     with pytest.raises(ConfigError, match=words):
-        run_build(reference.recipe, fast / "out", executor=Elsewhere(0))
+        run_build(reference.recipe, fast / "out", workers=0, job=compile_elsewhere)
     assert not (fast / "out-of-another-machine").exists()
 
 
@@ -190,9 +185,7 @@ def test_what_fits_one_shard_is_flat(fast: Path) -> None:
 
 # Engines: the driver asks the reference, each worker compares.
 
-STARTUP = """
-import os
-
+WRONG = """
 from chatmill.tokenizer.backends import GigatokenBackend
 
 original = GigatokenBackend.encode_batch
@@ -203,15 +196,9 @@ def wrong(self, texts):
     return ids[::-1].copy(), offsets
 
 
-def missing(text):
-    raise RuntimeError("no such engine")
-
-
-if os.environ.get("TEST_ENGINE") == "wrong":
-    GigatokenBackend.encode_batch = wrong
-if os.environ.get("TEST_ENGINE") == "missing":
-    GigatokenBackend.from_json = missing
+GigatokenBackend.encode_batch = wrong
 """
+MISSING = "from chatmill.tokenizer.backends import GigatokenBackend; GigatokenBackend.from_json = None"
 """What every Python runs when it starts, once its folder is in PYTHONPATH."""
 
 
@@ -242,15 +229,14 @@ def good(fast_module: Path) -> Good:
     return Good(recipe, digest(fast_module / "good"), kept)
 
 
-@pytest.mark.parametrize(("engine", "prepared"), [("wrong", False), ("missing", True)])
+@pytest.mark.parametrize(("startup", "prepared"), [(WRONG, False), (MISSING, True)], ids=["wrong", "missing"])
 def test_workers_with_a_bad_engine_build_the_same_bytes(
-    engine: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
+    startup: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_job, "LOADED", good.kept)
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec: None)
-    monkeypatch.setenv("TEST_ENGINE", engine)
-    (fast / "sitecustomize.py").write_text(STARTUP)
+    (fast / "sitecustomize.py").write_text(startup)
     monkeypatch.setenv("PYTHONPATH", str(fast))
     run_build(good.recipe, fast / "bad", workers=2)
     assert digest(fast / "bad") == good.files
@@ -294,10 +280,10 @@ def test_an_engine_is_used_after_it_gave_the_answers(good: Good) -> None:
 @pytest.mark.usefixtures("forgotten")
 def test_without_a_reference_the_driver_has_the_fast_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(plain_recipe(Path("none.jsonl"), tokenizer="o200k"))
-    assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
-    chunk_job.LOADED.clear()
-    monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
-    assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
+    for name in ("tiktoken", "gigatoken"):
+        assert run.driver_pipeline(recipe).template.tokenizer.backend.name == name  # type: ignore[attr-defined]
+        chunk_job.LOADED.clear()
+        monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
 
 
 # What an earlier dataset has is linked, and the result has the bytes of a full build.

@@ -136,7 +136,7 @@ OPEN = dict.fromkeys(Gates.__struct_fields__)
 UNTRAINED, LEFT_OUT = {"records_without_trained_tokens": 0}, {"records_left_out": 0}
 CUT, DROP = ({"packing": {"max_length": 100, "overflow": overflow}} for overflow in ("cut", "drop"))
 GATES: list[Any] = [
-    ({"trained_tokens_lost": 0.1}, CUT, "trained tokens are lost", ["long", "long2"]),
+    ({"trained_tokens_lost": 0.1}, CUT, r"442 of \d+ trained tokens are lost", ["long", "long2"]),
     (UNTRAINED, {}, "1 records train nothing", ["nothing"]),
     (UNTRAINED, DROP, "1 records train nothing", ["nothing"]),  # a dropped record is not one of these
     ({"untrained_terminators": 0}, CUT, "2 trained turns have an end that is not trained", ["long", "long2"]),
@@ -146,19 +146,15 @@ GATES: list[Any] = [
 ]
 
 
-def gate_input(folder: Path) -> Path:
-    """Two long answers, a record that trains nothing, and one that is broken."""
-    answer = "x" * 300
-    nothing = pair("nothing", train=False)
-    records = [pair("long", answer=answer), pair("long2", answer=answer), pair("short"), nothing, "{"]
-    return write_jsonl(folder / "chats.jsonl", records)
-
-
 @pytest.mark.parametrize(("gates", "changes", "message", "named"), GATES)
 def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
     fast: Path, gates: dict[str, Any], changes: dict[str, Any], message: str, named: list[str]
 ) -> None:
-    recipe = plain_recipe(gate_input(fast), on_error="quarantine", gates=OPEN | gates, **changes)
+    """Two long answers, a record that trains nothing, and one that is broken; what the error asks for is enough."""
+    answer, nothing = "x" * (80 + 221 - 1), pair("nothing", train=False)
+    records = [pair("long", answer=answer), pair("long2", answer=answer), pair("short"), nothing, "{"]
+    path = write_jsonl(fast / "chats.jsonl", records)
+    recipe = plain_recipe(path, on_error="quarantine", gates=OPEN | gates, **changes)
     with pytest.raises(GateError, match=message) as caught:
         build(recipe, fast / "out")
     assert "the limit is" in str(caught.value)
@@ -167,9 +163,11 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
     with pytest.raises(GateError, match=message):
         build(recipe, fast / "out", resume=True)
     states: list[Any] = []
-    manifest = build({**recipe, "gates": OPEN}, fast / "out", resume=True, on_progress=states.append)
+    asked = re.findall(r"--set gates\.(\w+)=(\S+) ", str(caught.value))
+    enough = OPEN | {name: json.loads(value) for name, value in asked}
+    manifest = build({**recipe, "gates": enough}, fast / "out", resume=True, on_progress=states.append)
     assert states[0].chunks_done == states[0].chunks == 1, "the chunks were built a second time"
-    assert manifest["recipe"]["gates"] == OPEN
+    assert manifest["recipe"]["gates"] == enough
     assert leftovers(fast / "out") == []
     before = digest(fast / "out")
     with pytest.raises(GateError, match=message):
@@ -177,16 +175,7 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
     assert digest(fast / "out") == before, "a finished dataset was touched"
 
 
-def test_gates_at_their_limit_pass(fast: Path) -> None:
-    gates = {"records_without_trained_tokens": 1, "records_left_out": 0.2, "untrained_terminators": 2}
-    gates["trained_tokens_lost"] = 0.9
-    recipe = plain_recipe(gate_input(fast), gates=gates, on_error="quarantine", **CUT)
-    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
-    found = {gate.name: gate.found for gate in gates_of(Gates(**gates), ledger)}
-    assert set(found) == {*gates, "max_lost_reasoning"}
-    assert found["untrained_terminators"] == 2
-    assert ledger.trained_lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
-    assert 0.5 < found["trained_tokens_lost"] < 0.9
+def test_lost_tokens_are_those_cut_and_those_dropped() -> None:
     ledger = Ledger()
     for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
         ledger.tokens["s", "assistant", fate] = count
@@ -208,8 +197,6 @@ def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: P
     assert f"\n  unknown_role 1, the first: {path}:20 (pope): " in said
     assert f"\n  overflow_drop 1, the first: {path}:19 (long)" in said
     assert "--set gates.records_left_out=0.1 " in said
-    accepted = {**recipe, "gates": {"records_left_out": 0.1}}
-    assert run_build(accepted, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
 
 
 def test_bad_records_go_to_quarantine_with_place_and_reason_or_the_first_ends_the_build(fast: Path) -> None:
