@@ -25,7 +25,9 @@ class Chunk:
     """A spec with a label."""
 
     number: int
-    folder: str = ""
+    folder: Path
+    kills: int = 0
+    """How many of its workers it kills."""
     signal: int = signal.SIGKILL
 
     @property
@@ -46,18 +48,11 @@ def square(number: int) -> dict[str, int]:
     return {"square": number * number, "pid": os.getpid(), "calls": len(CALLS)}
 
 
-def square_in_company(spec: tuple[int, str]) -> dict[str, int]:
-    """Wait until two workers have come here, so that none does all the work."""
-    number, folder = spec
-    Path(folder, f"pid_{os.getpid()}").touch()
-    wait_for(lambda: len(list(Path(folder).iterdir())) >= 2)
-    return square(number)
-
-
-def square_when_told(spec: tuple[int, Path]) -> dict[str, int]:
-    """Wait until a file is there."""
-    number, go = spec
-    wait_for(go.exists)
+def square_in_company(spec: tuple[int, Path, int]) -> dict[str, int]:
+    """Wait until so many workers have come here."""
+    number, folder, workers = spec
+    (folder / f"pid_{os.getpid()}").touch()
+    wait_for(lambda: len(list(folder.iterdir())) >= workers)
     return square(number)
 
 
@@ -67,36 +62,29 @@ def count_siblings(number: int) -> int:
     return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
 
 
-def note_then(chunk: Chunk, kills: int) -> dict[str, int]:
-    """Note the try in a file, and kill the own process in the first `kills` tries."""
-    tries = Path(chunk.folder, f"tries_{chunk.number}")
-    if len(noted(tries, os.getpid())) <= kills:
-        os.kill(os.getpid(), chunk.signal)
-    return {"number": chunk.number, "pid": os.getpid()}
-
-
-def noted(path: Path, number: int) -> list[str]:
-    """Write a number down, one line a call; all that is there now."""
+def note_pid(path: Path) -> int:
+    """Write the process id down, one line a call."""
     with path.open("a") as file:
-        file.write(f"{number}\n")
-    return path.read_text().splitlines()
+        file.write(f"{os.getpid()}\n")
+    return os.getpid()
 
 
-def kill_once_if_odd(chunk: Chunk) -> dict[str, int]:
-    return note_then(chunk, kills=chunk.number % 2)
+def note_and_kill(chunk: Chunk) -> dict[str, int]:
+    """Note the try in a file, and kill the own process in the first tries."""
+    tries = chunk.folder / f"tries_{chunk.number}"
+    pid = note_pid(tries)
+    if len(tries.read_text().splitlines()) <= chunk.kills:
+        os.kill(pid, chunk.signal)
+    return {"number": chunk.number, "pid": pid}
 
 
-def kill_always_if_three(chunk: Chunk) -> dict[str, int]:
-    return note_then(chunk, kills=99 if chunk.number == 3 else 0)
-
-
-def overlap_on_last_try(chunk: Chunk) -> dict[str, Any]:
-    """Chunk 7 kills two workers; each job notes when it ran. The first two chunks wait for each other."""
+def overlap_and_kill(chunk: Chunk) -> dict[str, Any]:
+    """Each job tells when it ran. The first two chunks wait for each other."""
     begin = time.monotonic()
     if chunk.number < 2:
-        Path(chunk.folder, f"began_{chunk.number}").touch()
-        wait_for(lambda: len(list(Path(chunk.folder).glob("began_*"))) == 2)
-    note_then(chunk, kills=2 if chunk.number == 7 else 0)
+        (chunk.folder / f"began_{chunk.number}").touch()
+        wait_for(lambda: len(list(chunk.folder.glob("began_*"))) == 2)
+    note_and_kill(chunk)
     time.sleep(0.02)
     return {"begin": begin, "end": time.monotonic()}
 
@@ -141,18 +129,14 @@ def fail_on_two(number: int) -> int:
     return number
 
 
-def unpicklable_receipt(number: int) -> Any:
-    return lambda: number
-
-
 def sleep_after_note(chunk: Chunk) -> None:
-    Path(chunk.folder, f"pid_{os.getpid()}").touch()
+    (chunk.folder / f"pid_{os.getpid()}").touch()
     time.sleep(600)
 
 
 def hold_the_interpreter_after_note(chunk: Chunk) -> None:
     """No other thread of this process gets a turn: the pattern matcher needs ages and does not let go."""
-    Path(chunk.folder, f"pid_{os.getpid()}").touch()
+    (chunk.folder / f"pid_{os.getpid()}").touch()
     re.match("(a+)+$", "a" * 60 + "b")
 
 
@@ -160,11 +144,6 @@ def say_something(number: int) -> dict[str, Any]:
     print("a job speaks")
     seen = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, check=True)
     return {"threads": os.environ.get("OMP_NUM_THREADS"), "path": sys.path, "child": seen.stdout}
-
-
-def note_pid(path: Path) -> int:
-    noted(path, os.getpid())
-    return os.getpid()
 
 
 def load_libraries(path: Path) -> None:

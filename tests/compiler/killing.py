@@ -150,10 +150,10 @@ def processes_below(process: int) -> list[int]:
     return [pid for child in children for pid in (child, *processes_below(child))]
 
 
-def ended(child: int, seconds: float) -> int | None:
-    """The status of a child that ends in time; None: it is still running."""
+def ended(child: int, seconds: float, is_enough: Callable[[], bool] = lambda: False) -> int | None:
+    """The status of a child that ends in time, and before it is enough; None: it is still running."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until and not is_enough():
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return status
@@ -172,15 +172,19 @@ def kill_at_random(order: Report, home: Path, expected: dict[str, str]) -> None:
         child = os.fork()
         if child == 0:
             os._exit(resume() != 0)
-        report: Report = {"hit": False}
+        report: Report = {"hit": False, "is_worker": rng.random() < 0.5}
         # The process that builds is a child of the child, so that the one which waits is never hit.
-        status = None if seed is None else ended(child, rng.random() * usual)
-        drivers = processes_below(child)[:1]
-        if status is None and drivers and seed is not None:
-            victims = processes_below(drivers[0]) if rng.random() < 0.5 else drivers
-            victim = rng.choice(victims or drivers)
+        status = None
+        if seed is not None and report["is_worker"]:
+            status = ended(child, 9 * usual, lambda child=child: len(processes_below(child)) > 2)  # type: ignore[misc]
+        if seed is not None and status is None:
+            status = ended(child, rng.random() * usual / (20 if report["is_worker"] else 1))
+        running = processes_below(child)  # the driver, the helper that starts its workers, and these
+        victims = running[2:] if report["is_worker"] else running[:2]
+        if status is None and victims and seed is not None:
+            victim = rng.choice(victims)
             what = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-            report |= {"signal": what.name, "driver": victim == drivers[0]}
+            report["signal"] = what.name
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, what)
                 report["hit"] = True

@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -113,10 +114,10 @@ def test_every_job_is_reported_once_with_its_result_and_workers_are_used_again(e
     ("engine", "killer"), [(3, signal.SIGKILL), (3, signal.SIGSEGV), ("ray", signal.SIGKILL)], indirect=["engine"]
 )
 def test_a_job_that_always_kills_is_named(engine: Any, tmp_path: Path, killer: int) -> None:
-    chunks = [Chunk(number=n, folder=str(tmp_path), signal=killer) for n in range(3, 8)]
+    chunks = [Chunk(number=n, folder=tmp_path, kills=99 * (n == 3), signal=killer) for n in range(3, 8)]
     words = r"chunk 3 of sample.jsonl: this job killed its worker 3 times"
     with pytest.raises(JobKilledWorkers, match=words) as caught:
-        run(engine, jobs.kill_always_if_three, chunks)
+        run(engine, jobs.note_and_kill, chunks)
     assert isinstance(engine, RayExecutor) or signal.Signals(killer).name in str(caught.value)
     assert "smaller chunks" in str(caught.value)
     assert isinstance(caught.value, ChatmillError)
@@ -163,7 +164,7 @@ def test_an_error_ends_the_run_at_once(engine: Any) -> None:
 
 
 def test_work_is_shared_and_workers_keep_what_they_have_loaded(own: Any, tmp_path: Path) -> None:
-    found = run(own(2), jobs.square_in_company, [(number, str(tmp_path)) for number in range(12)])
+    found = run(own(2), jobs.square_in_company, [(number, tmp_path, 2) for number in range(12)])
     per_worker: Counter[int] = Counter(result["pid"] for result in found.values())
     assert len(per_worker) == 2
     most = {pid: max(r["calls"] for r in found.values() if r["pid"] == pid) for pid in per_worker}
@@ -195,7 +196,8 @@ def test_a_killed_worker_is_replaced_and_its_job_done_again(own: Any, tmp_path: 
     with own(workers) as engine:
         if load is not None:
             engine.prepare(load, 1 if load is jobs.square else "data")
-        found = dict(engine.map(jobs.kill_once_if_odd, [Chunk(number=n, folder=str(tmp_path)) for n in range(6)]))
+        chunks = [Chunk(number=n, folder=tmp_path, kills=n % 2) for n in range(6)]
+        found = run(engine, jobs.note_and_kill, chunks)
         assert {i: r["number"] for i, r in found.items()} == {n: n for n in range(6)}
         for n in range(6):
             tries = (tmp_path / f"tries_{n}").read_text().split()
@@ -208,7 +210,8 @@ def test_a_killed_worker_is_replaced_and_its_job_done_again(own: Any, tmp_path: 
 
 
 def test_the_last_try_of_a_job_runs_alone(own: Any, tmp_path: Path) -> None:
-    found = run(own(3), jobs.overlap_on_last_try, [Chunk(number=n, folder=str(tmp_path)) for n in range(24)])
+    chunks = [Chunk(number=n, folder=tmp_path, kills=2 * (n == 7)) for n in range(24)]
+    found = run(own(3), jobs.overlap_and_kill, chunks)
     times = [(r["begin"], r["end"]) for r in found.values()]
     begin, end = found[7]["begin"], found[7]["end"]
     assert len(times) == 24
@@ -223,14 +226,14 @@ def test_what_cannot_travel_arrives_in_words(own: Any) -> None:
         run(own(1), jobs.fail, ["stubborn"])
     with pytest.raises(JobError, match="SystemExit: 4"):
         run(own(1), sys.exit, [4])
-    with pytest.raises((pickle.PicklingError, AttributeError, JobError), match=r"lambda|pickle"):
-        run(own(1), jobs.unpicklable_receipt, [4])
+    with pytest.raises(TypeError, match=r"cannot pickle"):
+        run(own(1), threading.Semaphore, [4])
     with pytest.raises(JobKilledWorkers, match="exit status 7"):
         run(own(1), os._exit, [7])
 
 
 def test_a_caller_that_stops_ends_the_run(own: Any, tmp_path: Path) -> None:
-    results = own(2).map(jobs.square_when_told, [(1, tmp_path), *((n, tmp_path / "never") for n in range(9))])
+    results = own(2).map(jobs.square_in_company, [(1, tmp_path, 1), *((n, tmp_path, 99) for n in range(9))])
     next(results)
     results.close()
 
@@ -295,7 +298,7 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from tests.compiler import executor_jobs
 folder, job, how = sys.argv[1:]
-specs = [executor_jobs.Chunk(number=n, folder=folder) for n in range(4)]
+specs = [executor_jobs.Chunk(number=n, folder=Path(folder)) for n in range(4)]
 # no `if __name__ == "__main__"`: the workers must not run this script again
 with RayExecutor(how) if ":" in how else LocalExecutor(2) as engine:
     if how == "spawned":
@@ -355,9 +358,8 @@ def test_a_cluster_is_joined_and_left_and_killed_workers_are_survived(
     apart: Any, ray_address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    found = run(
-        RayExecutor(ray_address), jobs.kill_once_if_odd, [Chunk(number=n, folder=str(tmp_path)) for n in (0, 1)]
-    )
+    chunks = [Chunk(number=n, folder=tmp_path, kills=n) for n in (0, 1)]
+    found = run(RayExecutor(ray_address), jobs.note_and_kill, chunks)
     assert {i: r["number"] for i, r in found.items()} == {0: 0, 1: 1}
     assert [len((tmp_path / f"tries_{n}").read_text().split()) for n in range(2)] == [1, 2]
     assert not apart.is_initialized()

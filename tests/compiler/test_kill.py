@@ -203,8 +203,8 @@ def test_two_hundred_seeded_signals(fast: Path, first: int) -> None:
     assert reports[-1]["finished"], "the last one is left alone"
     assert all(report["equal"] and not report["leftovers"] for report in reports if report["finished"])
     hit = [report for report in reports if report["hit"]]
-    assert {report["driver"] for report in hit} == {True, False}
-    assert all(report["finished"] for report in hit if not report["driver"]), "only a driver's end ends a build"
+    assert {report["is_worker"] for report in hit} == {True, False}
+    assert all(report["finished"] for report in hit if report["is_worker"]), "the end of a worker ends no build"
     assert len({report["signal"] for report in hit}) == 3
 
 

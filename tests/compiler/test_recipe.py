@@ -66,14 +66,11 @@ def test_the_same_values_make_the_same_recipe_however_they_are_given(tmp_path: P
     assert recipe_of(recipe) is recipe
     assert recipe.sources[0].patterns == ["a.jsonl", "b/*.parquet"]
     assert Source(path="a.jsonl").patterns == ["a.jsonl"]
-    assert recipe_of({"sources": [{"path": "a"}], "model": "bytes", "template": "chatml"}) == recipe_of(
-        {"sources": [{"path": "a"}], "tokenizer": "bytes", "template": "chatml"}
-    )
+    assert recipe_of({**source(), "model": "bytes", "template": "chatml"}) == recipe_of(SMALLEST)
     mapped = {"path": "a", "map": {"user": "q", "assistant": "a"}}
     assert Recipe(**changed(sources=[mapped, Source(path="b")])) == recipe_of(changed(sources=[mapped, {"path": "b"}]))
     path = tmp_path / "recipe.yaml"
-    text = "# a comment in straße\nsources:\n  - path: a.jsonl\ntokenizer: bytes\ntemplate: chatml\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes("# straße\nsources:\n  - path: a.jsonl\ntokenizer: bytes\ntemplate: chatml\n".encode())
     assert recipe_of(path) == recipe_of(str(path)) == recipe_of(SMALLEST)
 
 
@@ -123,14 +120,6 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"sources": [Source(path="a", weight=-1)]}, {"packing": Packing(max_length=1)}, {"vocab_size": 0}]
-)
-def test_a_recipe_made_by_its_class_is_checked_as_well(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"(weight|max_length|vocab_size): should be a .*number of at least \d"):
-        Recipe(**changed(**wrong))
-
-
 def test_several_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'tokenizer'\?; 'tokenizer' is missing"):
         recipe_of({"sources": [{"path": "a"}], "tokeniser": "x"})
@@ -150,23 +139,22 @@ def test_the_template_of_the_tokenizer_folder_is_the_default() -> None:
         recipe_of({**without, "tokenizer": "bytes"})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"sources: [", "is not YAML: "),
+def test_files_and_classes_that_hold_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    for text, message in (
         (b"sources: \xff\xfe", "is not YAML"),
         (b"!!python/object/apply:os.system ['true']", "is not YAML: "),
         (b"", "must hold a mapping with sources, tokenizer and template"),
         (b"sources:\n  - path: a.jsonl\ntemplate: chatml\n", "'tokenizer' is missing"),
-    ],
-)
-def test_files_that_are_no_recipe(tmp_path: Path, text: bytes, message: str) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_bytes(text)
-    with pytest.raises(ConfigError, match=rf"recipe\.yaml.*{message}"):
-        recipe_of(path)
+    ):
+        path.write_bytes(text)
+        with pytest.raises(ConfigError, match=rf"recipe\.yaml.*{message}"):
+            recipe_of(path)
     with pytest.raises(ConfigError, match="no recipe file"):
         recipe_of(tmp_path / "other.yaml")
+    for wrong in ({"sources": [Source(path="a", weight=-1)]}, {"packing": Packing(max_length=1)}, {"vocab_size": 0}):
+        with pytest.raises(ConfigError, match=r"(weight|max_length|vocab_size): should be a .*number of at least \d"):
+            Recipe(**changed(**wrong))
 
 
 @pytest.mark.parametrize(
