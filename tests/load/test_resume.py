@@ -9,7 +9,9 @@ import pickle
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from chatmill.errors import ConfigError
-from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device, rank_and_world
@@ -226,18 +227,20 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def first_batches(wrapped: Any, count: int) -> list[Any]:
-    """Some batches of an endless loader; its workers are ended here, not whenever it is collected."""
-    running = iter(wrapped)
+@contextmanager
+def running(wrapped: Any) -> Iterator[Iterator[Any]]:
+    """The batches of an endless loader; its workers are ended here, not whenever it is collected."""
+    batches = iter(wrapped)
     try:
-        return list(itertools.islice(running, count))
+        yield batches
     finally:
-        end_workers(running)
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
 
 
-def end_workers(running: Any) -> None:
-    if hasattr(running, "_shutdown_workers"):
-        running._shutdown_workers()
+def first_batches(wrapped: Any, count: int) -> list[Any]:
+    with running(wrapped) as batches:
+        return list(itertools.islice(batches, count))
 
 
 @pytest.mark.parametrize(("kind", "workers", "used"), [("filled", 2, 0), ("stream", 0, 0), ("filled", 2, 3)])
@@ -246,6 +249,7 @@ def test_a_dataloader_hands_out_the_same_batches(directory: Path, kind: str, wor
     alone, made = make(directory, kind), make(directory, kind)
     for _ in range(used):
         assert same(made.get_batch(), alone.get_batch())
+    made = pickle.loads(pickle.dumps(made))  # as spawned workers get it
     got = first_batches(DataLoader(made, batch_size=None, num_workers=workers), 17)
     assert all(same(batch, alone.get_batch()) for batch in got)
 
@@ -255,12 +259,6 @@ def test_workers_never_touch_cuda(directory: Path) -> None:
     alone, made = make(directory, "filled"), make(directory, "filled", device="cuda", pin_memory=True)
     wrapped = DataLoader(made, batch_size=None, num_workers=1)
     assert all(same(got, alone.get_batch()) for got in first_batches(wrapped, 4))
-
-
-def test_a_loader_is_pickled_as_spawned_workers_need_it(directory: Path) -> None:
-    made = make(directory, "filled")
-    copy = pickle.loads(pickle.dumps(made))
-    assert all(same(copy.get_batch(), made.get_batch()) for _ in range(3))
 
 
 def test_threads_do_not_disturb_each_other(directory: Path) -> None:
@@ -296,6 +294,11 @@ def test_packed_batches_keep_their_boundaries_with_a_collate_fn(directory: Path)
     plain: Any = next(iter(DataLoader(make(directory, "packed"), batch_size=None)))
     with pytest.raises(ConfigError, match=r"lost the lengths of its rows.*collate_fn"):
         _ = plain.position_ids
+    dataset: Any = EpisodeDataset(directory)
+    wrapped = DataLoader(dataset, batch_size=3, num_workers=2, collate_fn=as_it_is)
+    episodes = [episode.ids.tolist() for batch in wrapped for episode in batch]
+    assert episodes == [episode.ids.tolist() for episode in dataset]
+    assert len(episodes) == 13
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("filled", 0), ("stream", 2), ("packed", 2)])
@@ -303,90 +306,53 @@ def test_a_stateful_dataloader_resumes_at_every_step(directory: Path, kind: str,
     alone = make(directory, kind)
     wanted = [alone.get_batch() for _ in range(14)]
     first = StatefulDataLoader(make(directory, kind), batch_size=None, num_workers=workers)
-    running = iter(first)
-    for stop in range(1, 9):
-        assert same(next(running), wanted[stop - 1])
-        if workers and stop % 3:
-            continue
-        resumed = StatefulDataLoader(make(directory, kind), batch_size=None, num_workers=workers)
-        resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
-        assert all(map(same, first_batches(resumed, 5), wanted[stop : stop + 5]))
-    end_workers(running)
+    with running(first) as batches:
+        for stop in range(1, 9):
+            assert same(next(batches), wanted[stop - 1])
+            if workers and stop % 3:
+                continue
+            resumed = StatefulDataLoader(make(directory, kind), batch_size=None, num_workers=workers)
+            resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+            assert all(map(same, first_batches(resumed, 5), wanted[stop : stop + 5]))
+        if workers:
+            worker = next(iter(first.state_dict()["_snapshot"]["_worker_snapshots"].values()))
+            made = make(directory, kind)
+            made.load_state_dict(worker["dataset_state"])
+            with pytest.raises(ValueError, match="same num_workers"):
+                first_batches(DataLoader(made, batch_size=None, num_workers=1), 1)
 
 
-def test_a_state_of_another_number_of_workers_is_refused(directory: Path) -> None:
-    first = StatefulDataLoader(make(directory, "filled"), batch_size=None, num_workers=2)
-    running = iter(first)
-    next(running)
-    worker = next(iter(first.state_dict()["_snapshot"]["_worker_snapshots"].values()))
-    made = make(directory, "filled")
-    made.load_state_dict(worker["dataset_state"])
-    with pytest.raises(ValueError, match="same num_workers"):
-        first_batches(DataLoader(made, batch_size=None, num_workers=1), 1)
-    end_workers(running)
-
-
-def test_an_episode_dataset_is_a_map_style_dataset(directory: Path) -> None:
-    dataset: Any = EpisodeDataset(directory)
-    wrapped = DataLoader(dataset, batch_size=3, num_workers=2, collate_fn=as_it_is)
-    got = [episode.ids.tolist() for batch in wrapped for episode in batch]
-    assert got == [episode.ids.tolist() for episode in dataset]
-    assert len(got) == 13
-
-
-# ---- two real processes under torchrun: disjoint, complete coverage, and a resume with one process
+# ---- processes
 
 SCRIPT = """
 import json, sys
-import torch
-import torch.distributed as dist
 from chatmill.load.episodes import GPTEpisodeDataLoader
 
-dist.init_process_group("gloo")
-config, directory, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-made = GPTEpisodeDataLoader(config, None, directory)
-assert (made.rank, made.world_size) == (dist.get_rank(), dist.get_world_size()) == (dist.get_rank(), 2)
-rows, state = [], None
-for step in range(made.steps_per_epoch()):
-    x, y = made.get_batch()
-    gathered = [torch.empty_like(x) for _ in range(2)]
-    dist.all_gather(gathered, x)
-    rows.append([g[:, 0].tolist() for g in gathered])
-    if step == 1:
-        state = made.state_dict()
-if dist.get_rank() == 0:
-    json.dump({"rows": rows, "state": state}, open(out, "w"))
-dist.barrier()
-dist.destroy_process_group()
+made = GPTEpisodeDataLoader(json.loads(sys.argv[1]), None, sys.argv[2])
+rows = [made.get_batch()[0][:, 0].tolist() for _ in range(made.steps_per_epoch())]
+open(f"{sys.argv[3]}.{made.rank}", "w").write(json.dumps([made.world_size, rows]))
 """
 
 
-def test_two_processes_share_an_epoch(tmp_path: Path) -> None:
+def test_two_processes_of_torchrun_share_an_epoch(tmp_path: Path) -> None:
     train = items(25)
     write_set(tmp_path / "set", train)
     config = {"batch_size": 3, "block_size": 6, "pad_token_id": PAD, "epoch_drop_last": False}
-    script, out, torchrun = tmp_path / "run.py", tmp_path / "out.json", tmp_path / "torchrun.py"
+    script, torchrun = tmp_path / "run.py", tmp_path / "torchrun.py"
     script.write_text(SCRIPT)
     torchrun.write_text("from torch.distributed.run import main; main()")
     options = ["--standalone", "--nproc_per_node=2", "--log-dir", str(tmp_path / "logs"), "--no-python"]
-    command = ["python", str(script), json.dumps(config), str(tmp_path / "set"), str(out)]
+    command = ["python", str(script), json.dumps(config), str(tmp_path / "set"), str(tmp_path / "out")]
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE"}} | {"OMP_NUM_THREADS": "1"}
     done = run_forked(torchrun, *options, *command, env=for_shells(environment))
     assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(out.read_text())
-    taken = [[v for step in result["rows"] for v in step[rank] if v != PAD] for rank in range(2)]
-    assert not set(taken[0]) & set(taken[1])
-    assert sorted(taken[0] + taken[1]) == [item.ids[0] for item in train]
-    assert min(map(len, taken)) > 9
-
-    alone = GPTEpisodeDataLoader(config, None, tmp_path / "set")
-    alone.load_state_dict(result["state"])
-    rest = [alone.get_batch()[0][:, 0].tolist() for _ in range(5)]
-    seen = [v for step in result["rows"][:2] for part in step for v in part]
-    assert sorted(seen + [v for part in rest for v in part if v != PAD]) == [item.ids[0] for item in train]
+    (world, first), (_, second) = (json.loads((tmp_path / f"out.{rank}").read_text()) for rank in range(2))
+    assert (world, len(first), len(second)) == (2, 5, 5)
+    taken = [v for part in first + second for v in part if v != PAD]
+    assert sorted(taken) == [item.ids[0] for item in train]
 
 
-def test_rank_and_world_come_from_the_arguments_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_and_devices_come_from_the_arguments_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert rank_and_world() == (0, 1)
@@ -400,9 +366,6 @@ def test_rank_and_world_come_from_the_arguments_else_the_environment(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
         rank_and_world()
-
-
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert named_device("cuda").type == named_device("cuda:0").type == "cuda"
