@@ -14,6 +14,8 @@ from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.document_masks import dense_document_mask, flex_document_mask
 from chatmill.train.isolation import check_isolation
 from tests.load.hybrids import ISOLATED, tiny_config
+from tests.load.sets import Special
+from tests.train.tiny import tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,8 +24,8 @@ pytestmark = [
 VOCABULARY, HEADS, SIZE = 211, 4, 64
 
 
-class Special:
-    eos_token_id = pad_token_id = 2
+def on_the_device(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.cuda() if hasattr(value, "cuda") else value for name, value in batch.items()}
 
 
 def batch() -> dict[str, Any]:
@@ -33,10 +35,8 @@ def batch() -> dict[str, Any]:
         {"input_ids": ids[0], "document_starts": [0, 128, 129, 300]},
         {"input_ids": ids[1][:450], "document_starts": [0, 77]},
     ]
-    collator = DataCollatorForCausalLM(
-        Special(), return_cu_seqlens=True, cu_seqlens_size=16, return_seq_idx=True, pad_to_multiple_of=128
-    )
-    return {name: value.cuda() if hasattr(value, "cuda") else value for name, value in collator(features).items()}
+    forms = {"return_cu_seqlens": True, "cu_seqlens_size": 16, "return_seq_idx": True}
+    return on_the_device(DataCollatorForCausalLM(Special(), pad_to_multiple_of=128, **forms)(features))
 
 
 def attention_of(kernel: str) -> Any:
@@ -72,36 +72,19 @@ def attention_of(kernel: str) -> Any:
     return run
 
 
-@pytest.mark.parametrize("kernel", ["dense", "flex", "varlen"])
-def test_every_kernel_keeps_documents_apart(kernel: str) -> None:
-    report = check_isolation(attention_of(kernel), batch())
-    assert report.passed, str(report)
-    assert report.moved == 0.0
-
-
-def test_the_kernels_agree() -> None:
+def test_every_kernel_keeps_documents_apart_and_they_agree() -> None:
     made = batch()
-    dense, flex, varlen = (attention_of(kernel)(made) for kernel in ("dense", "flex", "varlen"))
-    torch.testing.assert_close(flex, dense, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(varlen, dense, rtol=2e-2, atol=2e-2)
+    for kernel in ("dense", "flex", "varlen"):
+        report = check_isolation(attention_of(kernel), made)
+        assert report.passed, str(report)
+        assert report.moved == 0.0
+        torch.testing.assert_close(attention_of(kernel)(made), attention_of("dense")(made), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_small_qwen3_is_isolated_and_its_cache_is_not(dtype: torch.dtype) -> None:
-    import transformers as hf
-
-    torch.manual_seed(0)
-    config = hf.Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        initializer_range=0.2,
-    )
-    model = hf.Qwen3ForCausalLM(config).to("cuda", dtype).eval()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "initializer_range": 0.2}
+    model = tiny_model(VOCABULARY, kind="Qwen3", **sizes).to("cuda", dtype).eval()
     report = check_isolation(model, batch(), use_cache=False)
     assert report.passed, str(report)
     assert not check_isolation(model, batch(), use_cache=True).passed
@@ -119,10 +102,6 @@ def rows() -> list[dict[str, Any]]:
     return [{"input_ids": ids, "seq_lengths": [16, 24]}, {"input_ids": ids[::-1], "seq_lengths": [32, 8]}]
 
 
-def on_the_device(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.cuda() if hasattr(value, "cuda") else value for name, value in batch.items()}
-
-
 @contextmanager
 def skipped_without_kernels() -> Iterator[None]:
     """With what is installed of causal_conv1d, mamba_ssm and flash-linear-attention."""
@@ -134,15 +113,19 @@ def skipped_without_kernels() -> Iterator[None]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-def test_the_kernels_of_a_hybrid_keep_documents_apart(kind: str) -> None:
-    model = hybrid(kind, torch.bfloat16).eval()
+def check_kernels(model: Any) -> None:
+    """They keep documents apart, and positions alone do not."""
     made = on_the_device(DataCollatorForCausalLM(Special(), model=model)(rows()))
     with skipped_without_kernels():
         report = check_isolation(model, made)
     assert report.passed, str(report)
     assert report.moved == 0
     assert not check_isolation(model, {name: made[name] for name in ("input_ids", "position_ids", "use_cache")}).passed
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_the_kernels_of_a_hybrid_keep_documents_apart(kind: str) -> None:
+    check_kernels(hybrid(kind, torch.bfloat16).eval())
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
@@ -153,23 +136,15 @@ def test_a_model_with_images_hands_boundaries_to_its_text_part(kind: str) -> Non
     sizes = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 256}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=sizes)
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).to("cuda").eval()
-    made = on_the_device(DataCollatorForCausalLM(Special(), model=model)(rows()))
-    with skipped_without_kernels():
-        report = check_isolation(model, made)
-    assert report.passed, str(report)
-    assert not check_isolation(model, {name: made[name] for name in ("input_ids", "position_ids", "use_cache")}).passed
+    check_kernels(AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).to("cuda").eval())
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
 def test_the_gradient_of_packed_rows_is_that_of_their_documents(kind: str) -> None:
     """In bfloat16, so up to its rounding: a leak is as large as the gradient itself."""
     model = hybrid(kind, torch.bfloat16).train()
-    documents = [
-        {"input_ids": part, "seq_lengths": [len(part)]}
-        for row in rows()
-        for part in (row["input_ids"][: row["seq_lengths"][0]], row["input_ids"][row["seq_lengths"][0] :])
-    ]
+    cut = [(row["input_ids"], row["seq_lengths"][0]) for row in rows()]
+    documents = [{"input_ids": part, "seq_lengths": [len(part)]} for ids, n in cut for part in (ids[:n], ids[n:])]
     packed, plain = DataCollatorForCausalLM(Special(), model=model), DataCollatorForCausalLM(Special())
     leaking = on_the_device({name: packed(rows())[name] for name in ("input_ids", "labels", "position_ids")})
     found = []
