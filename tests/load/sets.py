@@ -46,9 +46,12 @@ def items(count: int, *, seed: int = 0, low: int = 2, high: int = 20, fractional
 
 
 def write_set(
-    directory: Path, train: Sequence[Item], val: Sequence[Item] = (), *, shards: int = 0, mask: str | None = "u1"
+    directory: Path, train: Sequence[Item], val: Sequence[Item] = (), *, shards: int = 0, mask: Any = "u1"
 ) -> Path:
-    """A dataset folder, flat or in some shards of about equal numbers of episodes: files as the page describes them."""
+    """A dataset folder, flat or in some shards of about equal numbers of episodes: files as the page describes them.
+
+    `mask` is the type of the masks, or those of the shards; None: no masks.
+    """
     for split, episodes in (("train", train), ("val", val)):
         for number in range(shards or 1) if episodes else ():
             folder = directory / split / f"shard_{number:05d}" if shards else directory / split
@@ -59,7 +62,8 @@ def write_set(
             starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
             np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
             if mask is not None:
-                np.array([weight for item in part for weight in item.weights], dtype=mask).tofile(folder / "mask.bin")
+                weights = [weight for item in part for weight in item.weights]
+                np.array(weights, dtype=mask if isinstance(mask, str) else mask[number]).tofile(folder / "mask.bin")
     return directory
 
 

@@ -131,10 +131,6 @@ def test_features_may_be_lists_arrays_or_tensors(as_type: Any) -> None:
 # ---- packed_sequences
 
 
-def test_none_gives_positions_exactly_when_there_are_starts() -> None:
-    assert lists(collate(without("document_starts"))) == {"input_ids": IDS, "labels": ALL_LABELS}
-
-
 def test_true_falls_back_to_the_eos_id_and_warns_once() -> None:
     collator = DataCollatorForCausalLM(Special(), packed_sequences=True)
     with pytest.warns(UserWarning, match=f"EOS id {EOS}: this batch has 3 documents in 2 rows.*cut at every message"):
@@ -150,10 +146,10 @@ def test_true_falls_back_to_the_eos_id_and_warns_once() -> None:
     assert "position_ids" in collate(PACKED, NO_SPECIALS, packed_sequences=True)
 
 
-def test_false_ignores_the_starts_for_labels_too() -> None:
+def test_none_without_starts_and_false_see_no_documents() -> None:
+    assert lists(collate(without("document_starts"))) == {"input_ids": IDS, "labels": ALL_LABELS}
     batch = collate(PACKED, packed_sequences=False, return_seq_idx=True)
-    seq_idx = [[0] * 5, [0, 0, 0, 1, 1]]
-    assert lists(batch) == {"input_ids": IDS, "labels": ALL_LABELS, "seq_idx": seq_idx}
+    assert lists(batch) == {"input_ids": IDS, "labels": ALL_LABELS, "seq_idx": [[0] * 5, [0, 0, 0, 1, 1]]}
 
 
 @pytest.mark.parametrize("packed", [None, True, False])

@@ -164,19 +164,14 @@ def whole(built: Path, length: int, **options: Any) -> Any:
     return loader(built, 30, length, pack=True, epoch_shuffle=False, epoch_drop_last=False, **options).get_batch()
 
 
-def test_cut_trees_are_trees(built: Path) -> None:
-    """The first tokens of a tree see what they saw in the whole of it."""
+def test_cut_trees_are_trees_and_policies_at_load_train_no_copy(built: Path) -> None:
     short = LONGEST // 3
-    batch = whole(built, short)
+    batch = whole(built, short)  # the first tokens of a tree see what they saw in the whole of it
     closed = [torch.cumsum(torch.bincount(row, minlength=short + 1), 0)[:-1] for row in batch.ends.long()]
     assert torch.equal(batch.position_ids, torch.arange(short)[None] - torch.stack(closed))
-
-
-def test_policies_at_load_train_no_copy(built: Path) -> None:
     stored, again, everything = (whole(built, LONGEST, policy=policy) for policy in (None, "assistant", "all"))
     assert torch.equal(stored.mask, again.mask)
-    positions = everything.position_ids
-    jumps = positions[:, 1:] - positions[:, :-1] != 1
+    jumps = everything.position_ids.diff(dim=1) != 1
     assert jumps.any()
     assert (everything.mask[:, :-1][jumps] == 0).all()
 

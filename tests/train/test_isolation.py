@@ -59,7 +59,9 @@ def called(name: str, dtype: torch.dtype = torch.float64) -> Callable[[dict[str,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("architecture", "attention"), SOME)
-def test_position_ids_without_mask_and_cache_isolate(architecture: str, attention: str, dtype: torch.dtype) -> None:
+def test_position_ids_without_mask_and_cache_isolate_and_a_4d_float_mask(
+    architecture: str, attention: str, dtype: torch.dtype
+) -> None:
     report = check_isolation(model(architecture, attention, dtype), collated())
     assert report.passed, str(report)
     assert report.moved == 0.0
@@ -67,13 +69,9 @@ def test_position_ids_without_mask_and_cache_isolate(architecture: str, attentio
     assert report.leaking == report.unlike_alone == report.advice == ()
     documents = [(0, 0, 0, 7), (0, 1, 7, 1), (0, 2, 8, 7), (0, 3, 15, 9), (1, 0, 0, 9), (1, 1, 9, 11), (1, 2, 20, 4)]
     assert [(d.row, d.number, d.start, d.length) for d in report.documents] == documents
-
-
-@pytest.mark.parametrize(("architecture", "attention"), SOME)
-def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attention: str) -> None:
-    for options in ({}, {"use_cache": True}):
-        report = check_isolation(model(architecture, attention), masked(torch.Tensor.double), **options)
-        assert report.passed, str(report)
+    for options in ({}, {"use_cache": True}):  # so does a mask
+        masks = masked(lambda mask: mask.to(dtype))
+        assert check_isolation(model(architecture, attention, dtype), masks, **options).passed
 
 
 # ---- what leaks, pinned: the check must see it
@@ -224,25 +222,22 @@ def test_the_check_cannot_pass_without_seeing_anything() -> None:
 
 
 def test_nan_logits_do_not_pass() -> None:
-    def broken(batch: dict[str, Any]) -> torch.Tensor:
-        logits = called("Llama")(batch)
-        return logits * float("nan") if batch["input_ids"].shape[1] < 24 else logits
-
-    assert not check_isolation(broken, collated()).passed
-
-
-def test_a_document_that_turns_nan_when_another_is_changed_leaks() -> None:
-    """Alone it is as it should be: only the movement shows it."""
     batch = collated()
     ids = batch["input_ids"].clone()
 
-    def broken(given: dict[str, Any]) -> torch.Tensor:
+    def broken_alone(given: dict[str, Any]) -> torch.Tensor:
+        logits = called("Llama")(given)
+        return logits * float("nan") if given["input_ids"].shape[1] < 24 else logits
+
+    def broken_by_another(given: dict[str, Any]) -> torch.Tensor:
+        """Alone a document is as it should be: only the movement shows it."""
         logits = called("Llama")(given)
         if given["input_ids"].shape == ids.shape and given["input_ids"][0, 1] != ids[0, 1]:
             logits = logits.index_fill(1, torch.tensor([ids.shape[1] - 1]), float("nan"))
         return logits
 
-    report = check_isolation(broken, batch)
+    assert not check_isolation(broken_alone, batch).passed
+    report = check_isolation(broken_by_another, batch)
     assert not report.passed
     assert report.leaking
     assert all(math.isnan(document.moved) for document in report.leaking)

@@ -136,21 +136,21 @@ def test_the_environment_turns_the_mode_on(folder: Path, model: Path) -> None:
         ({"transcripts": "t.jsonl", "post_training": True}, "need a tokenizer"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"model": "."}, "has no config.json"),
-        ({}, "masks are asked for"),
+        ({"pack": False}, "masks are asked for"),
+        ({}, "one process"),
     ],
 )
-def test_mistakes_are_one_clear_error(folder: Path, model: Path, more: dict[str, Any], says: str) -> None:
+def test_mistakes_are_one_clear_error(
+    folder: Path, model: Path, more: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not more:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    if "pack" in more:
         (folder / "set/train/mask.bin").unlink()
     with pytest.raises(ChatmillError, match=says):
         raise invoke(config_file(folder, model, **more), "--quiet").exception
     logger = logging.getLogger("chatmill")
     assert not [one for one in logger.handlers if type(one) is logging.StreamHandler], "no handler is left behind"
-
-
-def test_several_processes_are_refused(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "one process" in str(invoke(config_file(folder, model)).exception)
 
 
 def test_transcripts_are_read_in_one_pass(
