@@ -238,9 +238,7 @@ CONVERSATIONS = st.builds(
 
 @settings(max_examples=400)
 @given(st.lists(st.lists(CONVERSATIONS, max_size=4), min_size=1, max_size=3), st.data())
-def test_batches_give_the_same_objects_and_are_joined_and_chosen_from(
-    parts: list[list[Conversation]], data: st.DataObject
-) -> None:
+def test_batches_give_the_same_objects_joined_and_chosen(parts: list[list[Conversation]], data: st.DataObject) -> None:
     together = [item for part in parts for item in part]
     batches = list(map(Conversations.of, parts))
     assert list(map(list, batches)) == [batch[:] for batch in batches] == parts

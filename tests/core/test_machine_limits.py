@@ -55,9 +55,7 @@ def test_what_is_a_full_disk_and_what_is_used_up_memory() -> None:
 
 
 @pytest.mark.parametrize("at", ["temporary_folder", "EpisodeWriter._write", "publish_folder"])
-def test_an_episode_writer_on_a_full_disk_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
+def test_a_writer_on_a_full_disk_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     monkeypatch.setattr(f"chatmill.store.episode_writer.{at}", raising(FULL))
     with (
         pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space there"),
@@ -66,9 +64,7 @@ def test_an_episode_writer_on_a_full_disk_names_the_way_out(
         writer.append([1, 2, 3])
 
 
-def test_a_checkpoint_on_a_full_disk_leaves_the_last_one_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "set", items(8))
     config = {"batch_size": 2, "block_size": 8, "pad_token_id": 0, "use_loss_mask": True}
 

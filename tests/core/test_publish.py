@@ -148,9 +148,7 @@ publish_folder(folder, final)
         ("after:part", ["a", "part"], NEW),
     ],
 )
-def test_files_and_folders_survive_a_kill_at_any_step(
-    tmp_path: Path, point: str, there: list[str], data: bytes
-) -> None:
+def test_files_and_folders_survive_a_kill(tmp_path: Path, point: str, there: list[str], data: bytes) -> None:
     folder, log = tmp_path / "d", tmp_path / "log"
     folder.mkdir()
     write_whole(folder / "a", OLD)

@@ -76,9 +76,7 @@ ROWS = st.lists(st.tuples(st.lists(RUNS, max_size=4), st.lists(st.floats(0, 9, w
 
 @given(rows=ROWS, data=st.data())
 @settings(max_examples=200)
-def test_values_of_runs_spread_over_their_tokens_and_conversations_are_chosen(
-    rows: list[Row], data: st.DataObject
-) -> None:
+def test_values_of_runs_are_spread_and_conversations_chosen(rows: list[Row], data: st.DataObject) -> None:
     tokens = tokens_of(rows)
     runs = [run for row, _ in rows for run in row]
     assert len(tokens) == len(rows)

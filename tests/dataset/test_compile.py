@@ -47,9 +47,7 @@ def data() -> Any:
 
 
 @pytest.mark.parametrize("shard_bytes", [32 << 20, 2000])
-def test_a_saved_dataset_is_byte_for_byte_that_of_a_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
-) -> None:
+def test_a_saved_dataset_is_that_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["chats.jsonl", "more.jsonl.gz"]
     for name, records in zip(files, ([*RECORDS, "{broken"], chats(9, 8)), strict=True):
@@ -63,9 +61,7 @@ def test_a_saved_dataset_is_byte_for_byte_that_of_a_build(
     assert [entry["reason"] for entry in made.rejected] == ["invalid_json"]
 
 
-def test_a_list_gives_the_bytes_of_the_same_records_in_a_file(
-    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_is_its_records_in_a_file(data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data.save("saved", records=".")
     assert [json.loads(line) for line in Path("records.jsonl").read_text().splitlines()] == RECORDS

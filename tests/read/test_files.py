@@ -77,9 +77,7 @@ def test_a_bad_entry_of_a_json_list_is_one_bad_record(tmp_path: Path) -> None:
         (".", None, r"holds no file of conversations .*It has: b\.xlsx"),
     ],
 )
-def test_a_file_without_records_is_an_error_with_a_way_out(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_no_records_are_an_error_with_a_way_out(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     (tmp_path / "b.xlsx").touch()
     if content is not None:
         (tmp_path / name).write_bytes(content)

@@ -118,9 +118,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.parametrize("ending", PACKERS)
 @pytest.mark.parametrize("end", [b"\n", b""])
-def test_a_line_over_the_limit_is_one_error_that_names_file_line_limit_and_way_out(
-    tmp_path: Path, limit: int, ending: str, end: bytes
-) -> None:
+def test_a_line_over_the_limit_is_one_error(tmp_path: Path, limit: int, ending: str, end: bytes) -> None:
     path = tmp_path / f"a{ending}"
     short = b'{"messages": []}'
     fits = short[:-1] + b" " * (limit - len(short)) + b"}"
@@ -137,9 +135,7 @@ def test_a_line_over_the_limit_is_one_error_that_names_file_line_limit_and_way_o
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 12, 1000])
-def test_a_long_line_is_found_in_chunks_of_any_size(
-    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_lines_are_found_in_any_chunks(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_LIMIT", 10)
     path = tmp_path / "a.jsonl"
 

@@ -15,7 +15,6 @@ import pytest
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind
 from chatmill.errors import RecordError
-from chatmill.label.presets import find_policy
 from chatmill.read.conversations import read_conversations
 from chatmill.read.files import read_records
 from chatmill.read.record_shape import conversation_of
@@ -261,13 +260,6 @@ def test_each_case_renders_or_is_refused_with_its_code(nasty: Nasty) -> None:
     assert (rendered.tokens.kinds > 0).all(), "every token has a kind, and none is padding"
 
 
-def test_without_collecting_the_first_failure_is_raised() -> None:
-    bound = bind("chatml", byte_tokenizer(find_template("chatml").control_tokens), IN_PLACE)
-    with pytest.raises(RecordError, match="channel") as caught:
-        render([CONVERSATIONS["empty_user"], CONVERSATIONS["harmony_channels"]], bound)
-    assert caught.value.where == CASES["harmony_channels"].where
-
-
 @pytest.mark.parametrize("nasty", ["token_native", "markers", "chatml", "llama3"], indirect=True)
 def test_contents_stay_text_to_the_last_byte(nasty: Nasty) -> None:
     """Control look-alikes, NULs, bidi marks, a megabyte: what is written is what the record says."""
@@ -307,10 +299,3 @@ def test_no_text_ever_becomes_a_control_token(nasty: Nasty) -> None:
     for place, (number, talk) in enumerate(compared):
         own, expected = (r.tokens.conversation(at).ids for r, at in ((nasty.rendered, number), (plain, place)))
         assert np.isin(own, control).sum() == np.isin(expected, control).sum(), talk.where
-
-
-def test_weights_of_messages_switch_training_off() -> None:
-    tokenizer = byte_tokenizer(find_template("chatml").control_tokens)
-    for case, trains in (("weights_all_zero", False), ("extra_fields", False), ("two_assistants_in_a_row", True)):
-        tokens = render([CONVERSATIONS[case]], "chatml", tokenizer).tokens
-        assert bool(find_policy("assistant").run_weights(tokens).any()) is trains, case

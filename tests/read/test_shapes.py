@@ -301,17 +301,13 @@ def test_a_file_states_its_shape_and_gives_its_conversations(tmp_path: Path) -> 
         next(read_conversations([]))
 
 
-def test_a_file_with_no_readable_record(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"{\n{\n")
-    with pytest.raises(RecordError, match="not JSON") as caught:
+def test_a_file_with_no_readable_record_has_no_shape_and_no_conversation(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["{", "{"])
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: not JSON"):
         list(read_conversations(path))
-    assert caught.value.where == f"{path}:1"
     errors: list[RecordError] = []
-    assert list(read_conversations(path, on_error=errors.append)) == []
+    assert list(read_conversations([path, write_jsonl(tmp_path / "b.jsonl", [])], on_error=errors.append)) == []
     assert len(errors) == 2
-    path.write_bytes(b"")
-    assert list(read_conversations(path)) == []
 
 
 VALUES = st.recursive(
