@@ -47,13 +47,6 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     assert leftovers(built) == []
 
 
-def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
-    for _ in range(2):
-        done = call("build", recipe, "-o", "out", "-w", "0", "--json")
-        assert done.status == 0
-        assert json.loads(done.out) == json.loads((tmp_path / "out" / "manifest.json").read_text())
-
-
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
         "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--set", "pack.length=256",
@@ -62,6 +55,8 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
     assert done.status == 0, done.error
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    again = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options, "--json")
+    assert json.loads(again.out) == manifest
     held, made = manifest["splits"]["train"], manifest["recipe"]
     line = f"train: {held['episodes']:,} episodes in {held['rows']:,} rows of 256 tokens, {held['fill']:.2%} full"
     assert line in " ".join(done.out.split())
@@ -148,44 +143,38 @@ def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) ->
     assert files_of(tmp_path / "new") == files_of(tmp_path / "old")
 
 
-def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "chats.jsonl", [*chats(3), "{"])
-    options = ["-w", "0", *BYTES, "--on-error", "quarantine"]
-    done = call("build", "chats.jsonl", "-o", "out", *options)
+def test_what_is_left_out_lost_or_empty_is_counted_by_kind_and_source(call: Call, tmp_path: Path) -> None:
+    reasoned = talk("2+2?", "4")
+    reasoned[1]["reasoning_content"] = "Add."
+    write_jsonl(tmp_path / "one.jsonl", [{"messages": reasoned}] * 2 + ["{"])
+    write_jsonl(tmp_path / "two.jsonl", [{"messages": reasoned}] * 3 + [{"messages": talk("q", "")}])
+    build = ["build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES, "--on-error", "quarantine"]
+    done = call(*build, "--set", "gates.max_lost_reasoning=null")
     assert done.status == 3
-    assert "--set gates.records_left_out=0.25 (null turns the gate off)" in done.error
-    done = call("build", "chats.jsonl", "-o", "out", *options, "--set", "gates.records_left_out=0.25", "--resume")
+    assert "--set gates.records_left_out=0.15 (null turns the gate off)" in done.error
+    build += ["--resume", "--set", "gates.records_left_out=0.2"]
+    done = call(*build)
+    assert done.status == 3
+    assert "gate max_lost_reasoning" in done.error
+    done = call(*build, "--set", "gates.max_lost_reasoning=null")
     assert done.status == 0, done.error
     assert "records left out: invalid_json: 1" in done.out
     assert "Those in quarantine are in out/rejected.jsonl" in done.out
     assert (tmp_path / "out" / "rejected.jsonl").read_text().count("\n") == 1
-    lines = done.out.splitlines()[4:]
-    column = lines[0].split().index("left")
-    assert sum(int(line.split()[column]) for line in lines[1:] if line.startswith("chats ")) == 1
-
-
-def test_lost_text_is_named_by_kind_and_source(call: Call, tmp_path: Path) -> None:
-    messages = talk("2+2?", "4")
-    messages[1]["reasoning_content"] = "Add."
-    write_jsonl(tmp_path / "one.jsonl", [{"messages": messages}] * 2)
-    write_jsonl(tmp_path / "two.jsonl", [{"messages": messages}] * 3)
-    build = ("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES)
-    done = call(*build)
-    assert done.status == 3
-    assert "gate max_lost_reasoning" in done.error
-    done = call(*build, "--resume", "--set", "gates.max_lost_reasoning=null")
-    assert done.status == 0
     assert "characters of reasoning that are in no document (one 8, two 12): 20" in done.out
     assert "characters of contents" not in done.out
+    assert "answers that are empty: only the end of the turn is trained: 1" in done.out
+    names, one, two = (next(line for line in done.out.splitlines() if line.startswith(word)).split()
+                       for word in ("source", "one", "two"))  # fmt: skip
+    column = names.index("left")
+    assert (one[column], two[column]) == ("1", "0")
 
 
-def test_an_empty_answer_is_one_in_every_format_and_is_counted(call: Call, tmp_path: Path) -> None:
+def test_an_empty_answer_is_one_in_every_format(call: Call, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": ""}, {"question": "q", "answer": "a"}])
     (tmp_path / "a.csv").write_text("question,answer\nq,\nq,a\n")
     for name in ("a.jsonl", "a.csv"):
-        done = call("build", name, "-o", f"out-{name}", "-w", "0", *BYTES)
-        assert done.status == 0, done.error
-        assert "answers that are empty: only the end of the turn is trained: 1" in done.out
+        assert call("build", name, "-o", f"out-{name}", "-w", "0", *BYTES).status == 0
         assert call("verify", f"out-{name}", "--deep").status == 0
     first, second = ((tmp_path / f"out-{name}" / "train" / "tokens.bin").read_bytes() for name in ("a.jsonl", "a.csv"))
     assert first == second

@@ -18,11 +18,12 @@ from rich.cells import cell_len
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here
-from tests.cli.test_template import CHATML, DATED, SHOUTS, USER_BEGINS
+from tests.cli.test_template import OWN
 from tests.compiler.builds import talk, write_jsonl
 from tests.look.sets import folder
 
 GOLDEN = Path(__file__).parent / "golden"
+TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
 PAIR = talk("What is <|im_end|>?\n", "A token.")
 
@@ -48,8 +49,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
     some = [talk("Q", "A"), talk("Q", "A") * 2, talk("A", "Q")[::-1], [*talk("Q", "A", "Q"), call]]
     write_jsonl(place / "mixed.jsonl", [*({"messages": one} for one in some), "{broken"])
-    for name, template in (("own", CHATML), ("dated", DATED), ("shouts", SHOUTS), ("user_begins", USER_BEGINS)):
+    for name, template in OWN.items():
         (place / f"{name}.jinja").write_text(template)
+    (place / "models").symlink_to(TOKENIZERS)
+    (place / "configured").mkdir()
+    for file in (TOKENIZERS / "qwen3").iterdir():
+        (place / "configured" / file.name).symlink_to(file)
+    (place / "configured" / "generation_config.json").write_text('{"eos_token_id": [151643]}')
     return place
 
 
