@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_sample_is_of_whole_chunks_and_the_ledger_of_the_others_is_taken_as_st
 
 
 @pytest.mark.parametrize("lost", ["first", "middle", "last"])
-def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path) -> None:
     """Build and proof cut alike, so the proof counts lines in another way too."""
     source, scan = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 20)), inputs_module._cut_lines
 
@@ -116,11 +117,10 @@ def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatc
         cut = replace(cuts[at], start=start + length, first=cuts[at].first + 1, count=cuts[at].count - 1)
         return xxh128, path, [*cuts[:at], cut, *cuts[at + 1 :]]
 
-    monkeypatch.setattr(inputs_module, "_cut_lines", loses)
-    folder = build_into(fast / "out", small_recipe(source))
-    (found,) = verify(folder, deep=True).findings
+    with mock.patch.object(inputs_module, "_cut_lines", loses):
+        folder = build_into(fast / "out", small_recipe(source))
+        (found,) = verify(folder, deep=True).findings
     assert (found.file, "was cut wrongly" in found.message) == ("chunks.jsonl", True)
-    monkeypatch.undo()
     (found,) = verify(folder, deep=True).findings
     assert found.file == "chunks.jsonl"
 
@@ -304,10 +304,30 @@ def test_a_shape_and_a_policy_of_ones_own_are_read_again(fast: Path) -> None:
         assert set(roles_of(episode.kinds[episode.weights > 0]).tolist()) == {RoleCode.ASSISTANT}
 
 
-def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
-    tokenizer = Path(shutil.copytree(unpacked("tiny_torchtitan"), fast / "tokenizer"))
-    folder = build_into(fast / "out", small_recipe(source, tokenizer=str(tokenizer)))
-    assert verify(folder, deep=True).passed
+OWN_TEMPLATE = """{#-
+chatmill: template
+tokens: <|bos|> <|eos|>
+stops: <|eos|>
+bos: <|bos|>
+-#}
+{{- '<|bos|>' -}}
+{%- for message in messages -%}{{- message.role ~ ': ' ~ message.content ~ '<|eos|>' -}}{%- endfor -%}
+{%- if add_generation_prompt %}{{- 'assistant: ' -}}{% endif -%}
+"""
+
+
+def test_a_tokenizer_and_a_template_of_ones_own_are_files(fast: Path, source: Path) -> None:
+    tokenizer, own, twice = fast / "tokenizer", fast / "own.jinja", fast / "twice.jinja"
+    shutil.copytree(unpacked("tiny_torchtitan"), tokenizer)
+    own.write_text(OWN_TEMPLATE)
+    folder = build_into(fast / "out", small_recipe(source, tokenizer=str(tokenizer), template=str(own)))
+    report = verify(folder, deep=True)
+    assert report.passed
+    assert report.counts["answers_proved"] > 50
+    assert not report.unchecked
+    own.write_text(OWN_TEMPLATE.replace("assistant: ", "model: "))
+    assert files_named(verify(folder)) == {str(own)}
+    own.write_text(OWN_TEMPLATE)
     file = tokenizer / "tokenizer.json"
     content = json.loads(file.read_text())
     vocabulary = content["model"]["vocab"]
@@ -324,65 +344,34 @@ def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
     assert report.passed
     assert any("is not here" in sentence for sentence in report.unchecked)
     assert verify(folder, deep=True).exit_status == 2
-
-
-OWN_TEMPLATE = """{#-
-chatmill: template
-tokens: <|bos|> <|eos|>
-stops: <|eos|>
-bos: <|bos|>
--#}
-{{- BOS -}}
-{%- for message in messages -%}{{- message.role ~ ': ' ~ message.content ~ '<|eos|>' -}}{%- endfor -%}
-{%- if add_generation_prompt %}{{- 'assistant: ' -}}{% endif -%}
-"""
-
-
-def test_a_template_of_ones_own_is_a_file(fast: Path, source: Path) -> None:
-    own, twice = fast / "own.jinja", fast / "twice.jinja"
-    own.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|>'"))
-    twice.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|><|bos|>'"))
-    folder = build_into(fast / "own", small_recipe(source, template=str(own)))
-    report = verify(folder, deep=True)
-    assert report.passed
-    assert report.counts["answers_proved"] > 50
-    assert not report.unchecked
+    twice.write_text(OWN_TEMPLATE.replace("'<|bos|>'", "'<|bos|><|bos|>'"))
     report = verify(build_into(fast / "twice", small_recipe(source, template=str(twice))))
     assert report.counts["double_bos"] == report.counts["episodes"] == 40
     assert report.findings[0].message == "256: one BOS token follows another"
-    own.write_text(own.read_text().replace("assistant: ", "model: "))
-    assert files_named(verify(folder)) == {str(own)}
 
 
-def _wrong_labels(monkeypatch: pytest.MonkeyPatch) -> str:
-    real = Policy.run_weights
-
-    def run_weights(policy: Policy, tokens: Tokens) -> Any:
-        header = tokens.run_kinds == kind(RoleCode.ASSISTANT, Part.HEADER)
-        return np.where(header, np.float32(1), real(policy, tokens))
-
-    monkeypatch.setattr(Policy, "run_weights", run_weights)
-    return "mask.bin"
+WEIGHTS, ENCODED = Policy.run_weights, ByteTokenizer.encode_batch
 
 
-def _wrong_ids(monkeypatch: pytest.MonkeyPatch) -> str:
-    real = ByteTokenizer.encode_batch
-
-    def encode_batch(tokenizer: ByteTokenizer, texts: list[str]) -> Any:
-        ids, offsets = real(tokenizer, texts)
-        return np.where(ids == ord("q"), ord("p"), ids), offsets
-
-    monkeypatch.setattr(ByteTokenizer, "encode_batch", encode_batch)
-    return "tokens.bin"
+def headers_too(policy: Policy, tokens: Tokens) -> Any:
+    is_header = tokens.run_kinds == kind(RoleCode.ASSISTANT, Part.HEADER)
+    return np.where(is_header, np.float32(1), WEIGHTS(policy, tokens))
 
 
-@pytest.mark.parametrize("mistake", [_wrong_labels, _wrong_ids])
+def p_for_q(tokenizer: ByteTokenizer, texts: list[str]) -> Any:
+    ids, offsets = ENCODED(tokenizer, texts)
+    return np.where(ids == ord("q"), ord("p"), ids), offsets
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "column"),
+    [(Policy, "run_weights", headers_too, "mask.bin"), (ByteTokenizer, "encode_batch", p_for_q, "tokens.bin")],
+)
 def test_a_build_that_goes_wrong_is_caught(
-    mistake: Callable[[pytest.MonkeyPatch], str], fast: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, wrong: Any, column: str, fast: Path, source: Path
 ) -> None:
-    column = mistake(monkeypatch)
-    folder = build_into(fast / "out", small_recipe(source))
-    monkeypatch.undo()
+    with mock.patch.object(owner, name, wrong):
+        folder = build_into(fast / "out", small_recipe(source))
     assert verify(folder).passed
     report = verify(folder, deep=True)
     assert report.differences > 20
@@ -405,13 +394,12 @@ def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_doub
     assert (report.counts["double_bos"], report.counts["episodes"]) == (2, 6)
 
 
-def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_that_no_input_gives_are_found(fast: Path) -> None:
     """A build that writes its last record three times stores more than its inputs give."""
     rows = records("oasst_en100", 12)
     path = write_jsonl(fast / "chats.jsonl", rows)
     more = cut(6000, "cut", sources=[{"path": str(path), "weight": 1.000001}])  # not 1: copies are counted
-    with monkeypatch.context() as patch:
-        patch.setattr(chunk_job, "copies_of", lambda key, weight: 3 if key == rows[-1]["id"] else 1)
+    with mock.patch.object(chunk_job, "copies_of", lambda key, weight: 3 if key == rows[-1]["id"] else 1):
         folder = build_into(fast / "out", small_recipe(path, **more))
     assert len(EpisodeDataset(folder)) == 14
     assert verify(folder).passed
