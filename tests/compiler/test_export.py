@@ -20,6 +20,7 @@ from chatmill.core.kinds import MARK, Part, RoleCode, kind, role_of
 from chatmill.core.publish import StorageError
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.export.check import is_export, verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.megatron import spans_of
@@ -173,6 +174,12 @@ def test_every_target_gives_the_same_bytes_again(episodes: Path, tmp_path: Path,
     assert first.splits["train"]["tokens"] == stored.tokens == built["splits"]["train"]["tokens"]
     assert first.splits["train"]["trained"] == int(stored.column("trained").sum())
     assert not list(tmp_path.glob(".tmp-*"))
+    assert is_export(tmp_path / "one")
+    (tmp_path / "one" / "cache-123.arrow").write_bytes(b"made by datasets.map")
+    report = verify_export(tmp_path / "one")
+    assert report.passed
+    assert report.counts["files"] == len(manifest["files"]) > 1
+    assert report.counts["tokens"] == sum(split["tokens"] for split in manifest["splits"].values())
 
 
 @pytest.mark.parametrize(
