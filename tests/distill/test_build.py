@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from chatmill import build_synth_kd, verify_synth_kd
 from chatmill.compiler.run import Outcome
 from chatmill.core.harmony_ids import EOD, START
 from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
-from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.manifest import KDConfig
-from chatmill.distill.run import build_synth_kd
 from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd_shard import KDShard
 from chatmill.tokenizer.assets import find_o200k

@@ -15,19 +15,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from chatmill import build_synth_kd, diff_datasets, export_dataset, load_tokenizer, verify_synth_kd
 from chatmill.compiler.run import Outcome
-from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.input_shards import read_input
-from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
-from chatmill.export.export import export_dataset
-from chatmill.prove.compare.diff import Change, diff_datasets
+from chatmill.prove.compare.diff import Change
 from chatmill.store.documents import open_dataset
 from chatmill.store.kd import O200K_FINGERPRINT
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import synth_kd_split
-from chatmill.tokenizer.load import load_tokenizer
 from tests.cli.run import here
 from tests.compiler.builds import digest
 from tests.damage import flip

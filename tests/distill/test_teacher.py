@@ -21,17 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from chatmill.compiler.run import run_build
-from chatmill.dataset.stored import Dataset
-from chatmill.distill.teacher import teacher_add, teacher_request
+import chatmill
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
-from chatmill.export.export import export_dataset
-from chatmill.export.hf_rows import to_hf_dataset
-from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.prove.verify import verify
-from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
-from chatmill.train.losses import teacher_losses, weighted_loss
+from chatmill.train.losses import weighted_loss
 from tests.compiler.builds import OPEN_GATES, plain_recipe, random_chat, write_jsonl
 from tests.damage import flip
 from tests.distill.teachers import Teacher, requests
@@ -43,7 +36,7 @@ COLUMNS = ("ids", "logprobs", "rest")
 def build(folder: Path, count: int = 12, seed: int = 0, **options: Any) -> Path:
     rng = random.Random(seed)
     chats = write_jsonl(folder / "chats.jsonl", [random_chat(rng, f"c{n}", words=8) for n in range(count)])
-    run_build(plain_recipe(chats, gates=OPEN_GATES, **options), folder / "built", workers=0)
+    chatmill.build(plain_recipe(chats, gates=OPEN_GATES, **options), folder / "built", workers=0)
     return folder / "built"
 
 
@@ -60,7 +53,7 @@ def teacher(dataset: Path) -> Teacher:
 
 
 def answered(teacher: Teacher, dataset: Path, work: Path, **options: Any) -> list[dict[str, Any]]:
-    teacher_request(dataset, work / "requests", **options)
+    chatmill.teacher_request(dataset, work / "requests", **options)
     found = [teacher.answer(one) for one in requests(work / "requests")]
     shutil.rmtree(work / "requests")
     return found
@@ -83,7 +76,7 @@ def all_answers(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPa
 def whole(dataset: Path, all_answers: dict[str, Path]) -> Path:
     """The dataset with all answers."""
     folder = Path(shutil.copytree(dataset, dataset.parent / "whole"))
-    teacher_add(folder, all_answers["batch"])
+    chatmill.teacher_add(folder, all_answers["batch"])
     return folder
 
 
@@ -100,16 +93,18 @@ def direct(known: torch.Tensor, student: torch.Tensor, k: int) -> float:
 def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
     dataset: Path, mine: Path, teacher: Teacher, tmp_path: Path, form: str, k: int
 ) -> None:
-    counts = teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answered(teacher, mine, tmp_path, form=form, top_k=k)))
+    counts = chatmill.teacher_add(
+        mine, write_jsonl(tmp_path / "a.jsonl", answered(teacher, mine, tmp_path, form=form, top_k=k))
+    )
     vocabulary = teacher.model.config.vocab_size
     k = min(k, vocabulary)
-    loader = Dataset(mine).to_torch(4, shuffle=False, teacher=True)
-    episodes, seen = EpisodeDataset(dataset), 0
+    loader = chatmill.Dataset(mine).to_torch(4, shuffle=False, teacher=True)
+    episodes, seen = chatmill.EpisodeDataset(dataset), 0
     torch.manual_seed(0)
     for first in range(0, len(episodes), 4):
         x, y, mask, *said = loader.get_batch()
         logits = torch.randn(*x.shape, vocabulary)
-        losses = teacher_losses(logits, *said)
+        losses = chatmill.teacher_losses(logits, *said)
         assert said[0].shape == (*y.shape, k)
         for row, episode in enumerate(list(episodes)[first : first + 4]):
             assert episode.weights is not None
@@ -133,12 +128,12 @@ def entries_of(owners: Any, ids: Any, values: Any, rest: Any) -> set[Any]:
 
 
 def test_a_packed_loader_rows_for_trainers_and_exports_have_the_same_distributions(whole: Path, tmp_path: Path) -> None:
-    stored = EpisodeDataset(whole)
+    stored = chatmill.EpisodeDataset(whole)
     owners, found = np.repeat(np.arange(len(stored)), stored.lengths), stored.teacher.gather(np.arange(len(stored)))
     wanted = entries_of(owners[found.at], found.ids.tolist(), found.logprobs.tolist(), found.rest)
     assert len(wanted) > 100
 
-    loader = Dataset(whole).to_torch(2, packed=True, length=int(stored.lengths.max()) * 2, teacher=True)
+    loader = chatmill.Dataset(whole).to_torch(2, packed=True, length=int(stored.lengths.max()) * 2, teacher=True)
     seen: set[Any] = set()
     for _ in range(len(loader)):
         batch: Any = loader.get_batch()
@@ -148,9 +143,9 @@ def test_a_packed_loader_rows_for_trainers_and_exports_have_the_same_distributio
             seen |= entries_of(of_row, *(tensor[row][: len(of_row)].tolist() for tensor in batch.teacher))
     assert seen == wanted
 
-    rows = list(to_hf_dataset(whole, teacher=True))
+    rows = list(chatmill.to_hf_dataset(whole, teacher=True))
     for flattened in (False, True):
-        made = DataCollatorForCausalLM(type("T", (), {"eos_token_id": 0})(), return_flattened=flattened)(rows)
+        made = chatmill.DataCollatorForCausalLM(type("T", (), {"eos_token_id": 0})(), return_flattened=flattened)(rows)
         assert made["teacher_ids"].shape == (*made["labels"].shape, K)
         said, targets = made["teacher_logprobs"][..., 0].isfinite(), made["labels"] != -100
         assert int((targets & ~said).sum()) == int(sum(one.weights[0] > 0 for one in stored))  # type: ignore[index]
@@ -158,7 +153,7 @@ def test_a_packed_loader_rows_for_trainers_and_exports_have_the_same_distributio
         assert entries_of(owners, *(made[f"teacher_{name}"][real].tolist() for name in COLUMNS)) == wanted
 
     for to in ("parquet", "hf"):
-        export_dataset(whole, to, tmp_path / to, split="train", teacher=True)
+        chatmill.export_dataset(whole, to, tmp_path / to, split="train", teacher=True)
     tables = pq.read_table(tmp_path / "parquet" / "train").to_pylist(), datasets.load_from_disk(str(tmp_path / "hf"))
     for table in tables:
         read = [(number, [row[f"teacher_{name}"] for name in COLUMNS]) for number, row in enumerate(table)]
@@ -172,22 +167,24 @@ def numbers_of(lines: Iterable[dict[str, Any]]) -> list[int]:
 def test_answers_come_in_any_order_and_in_parts_of_any_format(
     mine: Path, whole: Path, teacher: Teacher, tmp_path: Path
 ) -> None:
-    stored = EpisodeDataset(whole)
+    stored = chatmill.EpisodeDataset(whole)
     answers = answered(teacher, mine, tmp_path, form="offline", top_k=K)
     random.Random(1).shuffle(answers)
     failed = {"custom_id": answers[0]["custom_id"], "response": {"status_code": 500, "body": None}, "error": None}
-    counts = teacher_add(mine, write_jsonl(tmp_path / "1.jsonl.gz", [*answers[:3], failed]))
+    counts = chatmill.teacher_add(mine, write_jsonl(tmp_path / "1.jsonl.gz", [*answers[:3], failed]))
     distributions = sum(len(stored.teacher.gather(np.array([n])).at) for n in numbers_of(answers[:3]))
     assert counts == {"added": 3, "distributions": distributions, "there_already": 0, "failed": 1}
     with pytest.raises(ConfigError, match=rf"has answered 3 of {len(stored)} documents"):
-        Dataset(mine).to_torch(2, teacher=True)
+        chatmill.Dataset(mine).to_torch(2, teacher=True)
     pq.write_table(pa.Table.from_pylist(answers[2:7]), tmp_path / "2.parquet")
-    assert teacher_add(mine, [tmp_path / "2.parquet"])["there_already"] == 1
-    teacher_request(mine, tmp_path / "left")
+    assert chatmill.teacher_add(mine, [tmp_path / "2.parquet"])["there_already"] == 1
+    chatmill.teacher_request(mine, tmp_path / "left")
     assert sorted(numbers_of(requests(tmp_path / "left"))) == sorted(numbers_of(answers[7:]))
     # the last part has fewer entries
-    teacher_add(mine, write_jsonl(tmp_path / "3.jsonl", answered(teacher, mine, tmp_path, form="sglang", top_k=2)))
-    both = [EpisodeDataset(folder).teacher for folder in (mine, whole)]
+    chatmill.teacher_add(
+        mine, write_jsonl(tmp_path / "3.jsonl", answered(teacher, mine, tmp_path, form="sglang", top_k=2))
+    )
+    both = [chatmill.EpisodeDataset(folder).teacher for folder in (mine, whole)]
     assert len(both[0].parts) == 3
     order = np.random.default_rng(0).permutation(len(stored))
     lengths = np.maximum(stored.lengths[order] // 2, 1)
@@ -198,13 +195,13 @@ def test_answers_come_in_any_order_and_in_parts_of_any_format(
         assert set(named.sum(axis=1)) == {2, K}
         np.testing.assert_array_equal(one.ids[named], other.ids[named])
         np.testing.assert_array_equal(one.logprobs[named], other.logprobs[named])
-    report = verify(mine)
+    report = chatmill.verify_dataset(mine)
     assert report.passed
     assert report.counts["teacher_distributions"] == len(both[1].gather(np.arange(len(stored))).at)
-    said = repr(Dataset(mine).stats())
+    said = repr(chatmill.Dataset(mine).stats())
     assert f"teacher: {len(stored)} of {len(stored)} documents with targets" in said
     assert "(100.0%), 5 entries each" in said
-    again = pickle.loads(pickle.dumps(EpisodeDataset(mine)))
+    again = pickle.loads(pickle.dumps(chatmill.EpisodeDataset(mine)))
     np.testing.assert_array_equal(again.teacher.gather(order).ids, both[0].gather(order).ids)
 
 
@@ -212,9 +209,9 @@ def test_documents_are_cut_at_the_context_of_the_teacher(
     mine: Path, teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chatmill.distill.teacher.FILE_REQUESTS", 5)
-    stored = EpisodeDataset(mine)
+    stored = chatmill.EpisodeDataset(mine)
     context = int(np.median(stored.lengths))
-    counts = teacher_request(mine, tmp_path / "r", top_k=K, max_length=context)
+    counts = chatmill.teacher_request(mine, tmp_path / "r", top_k=K, max_length=context)
     asked = list(requests(tmp_path / "r"))
     assert [len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "r").iterdir())] == [5, 5, 2]
     assert max(len(one["body"]["prompt"]) for one in asked) == context - 1
@@ -222,13 +219,13 @@ def test_documents_are_cut_at_the_context_of_the_teacher(
     for one in asked:
         episode = stored[int(one["custom_id"].split(":")[1])]
         assert one["body"]["prompt"] == episode.ids[: len(one["body"]["prompt"])].tolist()
-    added = teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", [teacher.answer(one) for one in asked]))
+    added = chatmill.teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", [teacher.answer(one) for one in asked]))
     assert added["distributions"] == counts["targets"]
-    again = EpisodeDataset(mine).teacher
+    again = chatmill.EpisodeDataset(mine).teacher
     found = again.coverage()
     assert found["distributions"] == found["targets"] - counts["targets_cut"]
-    assert verify(mine).passed
-    _, _, mask, _, values, _ = Dataset(mine).to_torch(len(stored), shuffle=False, teacher=True).get_batch()
+    assert chatmill.verify_dataset(mine).passed
+    _, _, mask, _, values, _ = chatmill.Dataset(mine).to_torch(len(stored), shuffle=False, teacher=True).get_batch()
     said = values[..., 0].isfinite()
     assert not (said & (mask == 0)).any()
     assert int((mask > 0).sum() - said.sum()) == counts["targets_cut"]
@@ -237,7 +234,6 @@ def test_documents_are_cut_at_the_context_of_the_teacher(
 
 KILLED = """
 import os, signal, sys
-from chatmill.distill.teacher import teacher_add
 import chatmill.store.teacher as stored
 stored.os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 teacher_add(*sys.argv[1:])
@@ -249,9 +245,9 @@ def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, all_answer
     assert done.returncode == -signal.SIGKILL
     (left,) = (mine / "teacher" / "train").iterdir()
     assert left.name.startswith(".tmp-")
-    assert not EpisodeDataset(mine).teacher.parts
-    assert verify(mine).passed
-    teacher_add(mine, all_answers["batch"])
+    assert not chatmill.EpisodeDataset(mine).teacher.parts
+    assert chatmill.verify_dataset(mine).passed
+    chatmill.teacher_add(mine, all_answers["batch"])
     (part,) = (mine / "teacher" / "train").iterdir()
     assert part.read_bytes() == next((whole / "teacher" / "train").iterdir()).read_bytes()
 
@@ -298,25 +294,25 @@ def test_an_answer_that_does_not_fit_is_one_error_and_nothing_is_added(
     lines[4] = lines[4][:-9] if form == "cut" else json.dumps(answer)
     path = write_jsonl(tmp_path / "answers.jsonl", lines)
     with pytest.raises(DataError, match=rf"answers.jsonl:5: .*({words}).*Nothing was added"):
-        teacher_add(mine, path)
+        chatmill.teacher_add(mine, path)
     left = [name for _, _, names in os.walk(mine / "teacher") for name in names]
     assert not left
-    assert not EpisodeDataset(mine).teacher.parts
+    assert not chatmill.EpisodeDataset(mine).teacher.parts
 
 
 def test_what_a_teacher_cannot_read_or_was_not_asked_for_is_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "trees").mkdir()
     trees = build(tmp_path / "trees", expand="tree")
     with pytest.raises(ConfigError, match="holds trees"):
-        teacher_request(trees, tmp_path / "r")
+        chatmill.teacher_request(trees, tmp_path / "r")
     for options, words in (({"top_k": 0}, "top_k"), ({"max_length": 2}, "max_length"), ({"form": "x"}, "form")):
         with pytest.raises(ChatmillError, match=words):
-            teacher_request(whole, tmp_path / "r", **options)  # type: ignore[arg-type]
+            chatmill.teacher_request(whole, tmp_path / "r", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "r").exists()
     with pytest.raises(ConfigError, match="load has others"):
-        Dataset(whole).to_torch(2, teacher=True, policy="assistant")
+        chatmill.Dataset(whole).to_torch(2, teacher=True, policy="assistant")
     with pytest.raises(ConfigError, match="teacher is for exports to hf, parquet, axolotl"):
-        export_dataset(whole, "skyrl", tmp_path / "out", teacher=True)
+        chatmill.export_dataset(whole, "skyrl", tmp_path / "out", teacher=True)
 
 
 def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_path: Path) -> None:
@@ -325,15 +321,15 @@ def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_p
     size = path.stat().st_size
     for place in (size // 3, size // 2):
         flip(path, place)
-        report = verify(folder)
+        report = chatmill.verify_dataset(folder)
         assert report.findings[0].file == f"teacher/train/{path.name}"
         assert "its bytes have changed" in report.findings[0].message
         flip(path, place)
-    assert verify(folder).passed
+    assert chatmill.verify_dataset(folder).passed
     for place in range(0, size, size // 97):
         flip(path, place)
         try:
-            problems = list(EpisodeDataset(folder).teacher.problems(261))
+            problems = list(chatmill.EpisodeDataset(folder).teacher.problems(261))
         except FormatError:
             problems = [(path, "cannot be read")]
         assert problems
@@ -341,8 +337,8 @@ def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_p
     (tmp_path / "other").mkdir()
     other = build(tmp_path / "other", seed=1)
     shutil.copytree(folder / "teacher", other / "teacher")
-    assert "other tokens or masks" in verify(other).findings[0].message
+    assert "other tokens or masks" in chatmill.verify_dataset(other).findings[0].message
     with pytest.raises(FormatError, match=r"remove .*teacher"):
-        Dataset(other).to_torch(2, teacher=True)
+        chatmill.Dataset(other).to_torch(2, teacher=True)
     os.truncate(path, size // 2)
-    assert "cannot be read" in verify(folder).findings[0].message
+    assert "cannot be read" in chatmill.verify_dataset(folder).findings[0].message

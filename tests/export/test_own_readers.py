@@ -126,13 +126,3 @@ def test_the_collators_and_the_loss_of_axolotl_read_a_teacher(tmp_path: Path, k:
             start += len(ids) if name == "packed" else 0
         assert batch["entries"] == targets * k > 0
         assert batch["sum"] == pytest.approx(wanted, rel=2e-3)
-
-
-def test_every_trainer_has_pins_and_a_reader() -> None:
-    names = {case.split()[0] for case in CASES}
-    for name in names:
-        pins = (READERS / f"{name}.txt").read_text().split()
-        assert all("==" in pin for pin in pins)
-        assert (READERS / f"{name.replace('-', '_')}.py").is_file()
-    listed = (ROOT / "Makefile").read_text().split("TRAINERS := ")[1].splitlines()[0].split()
-    assert set(listed) == names

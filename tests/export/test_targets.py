@@ -16,21 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from chatmill.compiler.run import run_build
+import chatmill
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.dataset.stored import Dataset
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.check import verify_export
-from chatmill.export.export import export_dataset
-from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.registry import TARGETS
 from chatmill.export.targets import Export
-from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.prove.compare.diff import diff_datasets
-from chatmill.prove.verify import verify
 from chatmill.store.documents import open_dataset
-from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.episodes import Episode, EpisodeDataset
+from chatmill.store.episodes import Episode
 from chatmill.store.tree_rows import RowsOfTrees
 from tests.cli.run import invoke
 from tests.compiler.builds import thinking_chats, write_jsonl
@@ -50,22 +43,22 @@ def lines(export: Export) -> None:
 
 
 def test_a_function_is_a_target_and_packed_rows_come_with_what_the_trainer_must_be_told(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path / "a", "train") as writer:
+    with chatmill.EpisodeWriter(tmp_path / "a", "train") as writer:
         writer.append([5, 6, 7], [0, 1, 1])
         writer.append([8, 9], [0, 1])
-    result = export_dataset(tmp_path / "a", lines)
+    result = chatmill.export_dataset(tmp_path / "a", lines)
     assert result.directory == tmp_path / "a-lines"
     assert (result.directory / "train.txt").read_text() == "5 6 7\n8 9\n"
     assert result.not_held == ("masks are not kept",)
     assert result.splits["train"] == {"rows": 2, "documents": 2, "tokens": 5, "trained": 3}
     assert json.loads((result.directory / "export.json").read_text())["to"] == "lines"
     assert verify_export(result.directory).passed
-    packed = export_dataset(tmp_path / "a", lines, tmp_path / "packed", max_length=5)
+    packed = chatmill.export_dataset(tmp_path / "a", lines, tmp_path / "packed", max_length=5)
     assert (packed.directory / "train.txt").read_text() == "5 6 7 8 9\n"
     for to, begin in (("trl", "SFTConfig("), ("hf", "TRL: SFTConfig(")):
-        packed = export_dataset(tmp_path / "a", to, tmp_path / f"{to}-packed", max_length=8)
+        packed = chatmill.export_dataset(tmp_path / "a", to, tmp_path / f"{to}-packed", max_length=8)
         assert packed.config.startswith(f"{begin}padding_free=True, max_length=None)")
-        alone = export_dataset(tmp_path / "a", to, tmp_path / f"{to}-alone")
+        alone = chatmill.export_dataset(tmp_path / "a", to, tmp_path / f"{to}-alone")
         assert "padding_free" not in alone.config, "rows of one document need no such thing"
 
 
@@ -86,7 +79,7 @@ class Special:
 def build_rows(folder: Path, name: str, chats: list[dict[str, Any]], **changes: Any) -> Path:
     source = {"path": str(write_jsonl(folder / f"{name}.jsonl", chats)), "name": "chats"}
     recipe = {"sources": [source], "tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True}
-    run_build({**recipe, **changes}, folder / name, workers=0)
+    chatmill.build({**recipe, **changes}, folder / name, workers=0)
     return folder / name
 
 
@@ -112,17 +105,17 @@ def targets(rows: Any) -> Counter[bytes]:
 
 
 def test_hf_and_parquet_hold_trees(tmp_path: Path, built: Path) -> None:
-    result = export_dataset(built, "hf", tmp_path / "hf", max_length=2000)
+    result = chatmill.export_dataset(built, "hf", tmp_path / "hf", max_length=2000)
     assert any("rows are trees" in sentence for sentence in result.not_held)
     rows = datasets.load_from_disk(str(tmp_path / "hf"))["train"]
     assert {"input_ids", "labels", "position_ids", "ends"} <= set(rows.column_names)
     assert not {"seq_lengths", "document_starts"} & set(rows.column_names)
-    direct = to_hf_dataset(built, max_length=2000, pack=True)
-    collate = DataCollatorForCausalLM(Special(), model="sdpa")
+    direct = chatmill.to_hf_dataset(built, max_length=2000, pack=True)
+    collate = chatmill.DataCollatorForCausalLM(Special(), model="sdpa")
     other = collate(list(direct))
     for name, value in collate(list(rows)).items():
         assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
-    export_dataset(built, "parquet", tmp_path / "parquet")
+    chatmill.export_dataset(built, "parquet", tmp_path / "parquet")
     table = pq.read_table(next((tmp_path / "parquet").rglob("*.parquet")))
     assert {"position_ids", "ends", "loss_mask"} <= set(table.column_names)
     assert table.num_rows == 20
@@ -138,8 +131,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_other_formats_refuse_trees_and_take_their_rows(tmp_path: Path, built: Path, to: str) -> None:
     options = OPTIONS.get(to, {"max_length": 2000} if not TARGETS[to].no_rows else {})
     with pytest.raises(ConfigError, match="--trees expand"):
-        export_dataset(built, to, tmp_path / "no", **options)
-    result = export_dataset(built, to, tmp_path / "out", trees="expand", **options)
+        chatmill.export_dataset(built, to, tmp_path / "no", **options)
+    result = chatmill.export_dataset(built, to, tmp_path / "out", trees="expand", **options)
     assert any("times" in sentence for sentence in result.not_held)
     rows = RowsOfTrees(open_dataset(built).splits["train"])
     assert result.splits["train"]["documents"] == len(rows) > 20
@@ -148,28 +141,28 @@ def test_other_formats_refuse_trees_and_take_their_rows(tmp_path: Path, built: P
 def test_the_rows_of_trees_train_what_rows_per_turn_train(tmp_path: Path, built: Path) -> None:
     plain = build_rows(tmp_path, "rows", whole_weights())
     for source, more in ((built, {"trees": "expand"}), (plain, {})):
-        export_dataset(source, "hf", tmp_path / f"{source.name}-hf", **more)
+        chatmill.export_dataset(source, "hf", tmp_path / f"{source.name}-hf", **more)
     apart, rows = (datasets.load_from_disk(str(tmp_path / f"{name}-hf"))["train"] for name in ("trees", "rows"))
     assert {"position_ids", "ends"}.isdisjoint(apart.column_names)
     assert targets(apart) == targets(rows)
     assert sorted(map(len, apart["input_ids"])) == sorted(map(len, rows["input_ids"]))
     with pytest.raises(ConfigError, match="holds no trees"):
-        export_dataset(plain, "hf", tmp_path / "no", trees="expand")
+        chatmill.export_dataset(plain, "hf", tmp_path / "no", trees="expand")
 
 
 def test_diff_compares_rows_of_trees(tmp_path: Path, built: Path) -> None:
-    same = diff_datasets(built, build_rows(tmp_path, "again", whole_weights(), expand="tree"))
+    same = chatmill.diff_datasets(built, build_rows(tmp_path, "again", whole_weights(), expand="tree"))
     assert same.equal
     assert same.totals_a.records > 20
     chats = whole_weights()
     chats[3]["messages"][0]["content"] += " really"
-    changed = diff_datasets(built, build_rows(tmp_path, "changed", chats, expand="tree"))
+    changed = chatmill.diff_datasets(built, build_rows(tmp_path, "changed", chats, expand="tree"))
     rows = RowsOfTrees(open_dataset(built).splits["train"])
     assert changed.counts["ids"] == int((rows.trees_of(np.arange(len(rows))) == 3).sum())
 
 
 def test_inspect_shows_the_row_of_a_branch(tmp_path: Path, built: Path) -> None:
-    export_dataset(built, "parquet", tmp_path / "rows", trees="expand")
+    chatmill.export_dataset(built, "parquet", tmp_path / "rows", trees="expand")
     rows = pq.read_table(next((tmp_path / "rows").rglob("*.parquet"))).to_pylist()
     expected = Counter((tuple(row["input_ids"]), sum(row["loss_mask"])) for row in rows)
     shown: Counter[tuple[tuple[int, ...], int]] = Counter()
@@ -205,7 +198,7 @@ def collated(to: str, rows: list[dict[str, Any]]) -> Any:
 
 
 def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
-    export_dataset(dataset, to, out / to)
+    chatmill.export_dataset(dataset, to, out / to)
     return list(datasets.load_from_disk(str(out / to))["train"])
 
 
@@ -224,7 +217,7 @@ def test_the_collator_trains_what_the_dataset_trains(to: str, tmp_path: Path, re
     to, _, kind = to.partition(" ")
     folder = request.getfixturevalue(kind or "pairs")
     batch = collated(to, rows(folder, to, tmp_path))
-    episodes = list(EpisodeDataset(folder))
+    episodes = list(chatmill.EpisodeDataset(folder))
     assert len(episodes) == (12 if kind else 80)
     ordered = episodes if to == "trl-kto" else [*episodes[::2], *episodes[1::2]]
     masks = batch["attention_mask" if to == "trl-reward" else "completion_mask"]
@@ -236,12 +229,12 @@ def test_the_collator_trains_what_the_dataset_trains(to: str, tmp_path: Path, re
 
 
 def test_llamafactory_gets_ids_and_labels(pairs: Path, labels: Path, tmp_path: Path) -> None:
-    made, episodes = rows(pairs, "llamafactory", tmp_path), list(EpisodeDataset(pairs))
+    made, episodes = rows(pairs, "llamafactory", tmp_path), list(chatmill.EpisodeDataset(pairs))
     for row, chosen, rejected in zip(made, episodes[::2], episodes[1::2], strict=True):
         for name, episode in (("chosen", chosen), ("rejected", rejected)):
             assert row[f"{name}_input_ids"] == episode.ids.tolist()
             assert labelled(row[f"{name}_labels"]) == trained(episode)
-    made, episodes = rows(labels, "llamafactory", tmp_path / "kto"), list(EpisodeDataset(labels))
+    made, episodes = rows(labels, "llamafactory", tmp_path / "kto"), list(chatmill.EpisodeDataset(labels))
     for number, (row, episode) in enumerate(zip(made, episodes, strict=True)):
         other, begins = episodes[number - 1], trained(episode)[0][0]
         assert row["input_ids"] == episode.ids.tolist()
@@ -255,7 +248,7 @@ def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
     later = [said("assistant", "b"), said("user", "why?"), said("assistant", "so")]
     folder = build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": later}])
     with pytest.raises(DataError, match=r"1 answers have .* untrained tokens"):
-        export_dataset(folder, "trl-dpo", tmp_path / "dpo")
+        chatmill.export_dataset(folder, "trl-dpo", tmp_path / "dpo")
     row = rows(folder, "llamafactory", tmp_path)[0]
     assert bytes(one for _, one in labelled(row["rejected_labels"]) if one < 256) == b"bso"
 
@@ -263,15 +256,15 @@ def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
 def test_targets_that_know_nothing_of_sides_refuse(pairs: Path, labels: Path, tmp_path: Path) -> None:
     for to in ("trl", "axolotl", "megatron", "torchtitan"):
         with pytest.raises(ConfigError, match="would train the rejected ones too"):
-            export_dataset(pairs, to, tmp_path / to)
+            chatmill.export_dataset(pairs, to, tmp_path / to)
     with pytest.raises(ConfigError, match="no partner"):
-        export_dataset(labels, "trl-dpo", tmp_path / "dpo")
+        chatmill.export_dataset(labels, "trl-dpo", tmp_path / "dpo")
     plain = build(tmp_path, [{"prompt": "q", "completion": "a"}], preferences=None)
     with pytest.raises(ConfigError, match="no answers that people compared"):
-        export_dataset(plain, "trl-dpo", tmp_path / "dpo")
+        chatmill.export_dataset(plain, "trl-dpo", tmp_path / "dpo")
     trees = build(tmp_path, random_pairs(3), "trees", expand="tree")
     with pytest.raises(ConfigError, match="--expand turns"):
-        export_dataset(trees, "trl-dpo", tmp_path / "dpo", trees="expand")
+        chatmill.export_dataset(trees, "trl-dpo", tmp_path / "dpo", trees="expand")
     assert "ends" in rows(trees, "hf", tmp_path)[0]
 
 
@@ -280,27 +273,27 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     for number, record in enumerate(records):
         record |= {0: {"margin": 0.1}, 1: {"chosen_score": 7, "rejected_score": 4.5}, 2: {}}[number % 3]
     folder = build(tmp_path, records)
-    stored = EpisodeDataset(folder)
+    stored = chatmill.EpisodeDataset(folder)
     wanted = [float(np.float32({0: 0.1, 1: 2.5}.get(n % 3, np.nan))) for n in range(8)]
     np.testing.assert_array_equal(stored.column("margin"), np.repeat(wanted, 2))
-    report = verify(folder, deep=True)
+    report = chatmill.verify_dataset(folder, deep=True)
     assert report.passed, report.findings
-    assert "margin" not in str(Dataset(folder).counts["notes"])
+    assert "margin" not in str(chatmill.Dataset(folder).counts["notes"])
     changed = stored.folder / "margin.f32"
     flip(changed, 2)
-    assert any("the margin is" in one.message for one in verify(folder, deep=True).findings)
+    assert any("the margin is" in one.message for one in chatmill.verify_dataset(folder, deep=True).findings)
     flip(changed, 2)
 
-    result = export_dataset(folder, "trl-reward", tmp_path / "rewards")
+    result = chatmill.export_dataset(folder, "trl-reward", tmp_path / "rewards")
     batch = collated("trl-reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
     assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
     assert "2 pairs have no margin, and get 0" in result.not_held
     assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
-    export_dataset(folder, "parquet", tmp_path / "parquet")
+    chatmill.export_dataset(folder, "parquet", tmp_path / "parquet")
     margins = pq.read_table(tmp_path / "parquet" / "train")["margin"].to_pylist()
     assert margins == [None if np.isnan(one) else one for one in np.repeat(wanted, 2)]
-    assert list(to_hf_dataset(folder)["margin"]) == margins
-    assert to_hf_dataset(tmp_path / "none").column_names == ["input_ids", "labels", "side"]
+    assert list(chatmill.to_hf_dataset(folder)["margin"]) == margins
+    assert chatmill.to_hf_dataset(tmp_path / "none").column_names == ["input_ids", "labels", "side"]
     with pytest.raises(RecordError) as found:
         build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "bad")
     assert found.value.code == "margin_type"
@@ -317,7 +310,7 @@ def first_step(folder: Path, name: str, model: Any, out: Path, **more: Any) -> d
     from transformers import PreTrainedTokenizerFast
 
     trainer, config = (getattr(trl, f"{name}{part}") for part in ("Trainer", "Config"))
-    result = export_dataset(folder, f"trl-{name.lower()}", out / name)
+    result = chatmill.export_dataset(folder, f"trl-{name.lower()}", out / name)
     made: dict[str, Any] = {"Trainer": trainer, f"{name}Trainer": trainer}
     lines = result.config.splitlines()
     exec("\n".join(line for line in lines if line.startswith(("class Trainer", "    "))), made)
@@ -343,7 +336,7 @@ def test_a_step_of_dpo_or_kto_has_the_log_probabilities_of_what_the_dataset_trai
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=270, **SIZES)).eval()
     sums: list[float] = []
-    for episode in EpisodeDataset(folder):
+    for episode in chatmill.EpisodeDataset(folder):
         ids = torch.from_numpy(episode.ids.astype(np.int64))
         logprobs = model(ids[None]).logits[0].detach().log_softmax(-1)
         sums.append(sum(float(logprobs[place - 1, token]) for place, token in trained(episode)))
@@ -361,7 +354,7 @@ def test_a_step_of_a_reward_model_compares_whole_documents_by_their_margins(marg
     folder = build(tmp_path, records)
     torch.manual_seed(0)
     model = LlamaForSequenceClassification(LlamaConfig(vocab_size=270, num_labels=1, pad_token_id=0, **SIZES)).eval()
-    documents = [torch.from_numpy(episode.ids.astype(np.int64)) for episode in EpisodeDataset(folder)]
+    documents = [torch.from_numpy(episode.ids.astype(np.int64)) for episode in chatmill.EpisodeDataset(folder)]
     rewards = torch.tensor([float(model(ids[None]).logits.detach()) for ids in documents])
     wanted = torch.tensor([record.get("margin", 0.0) for record in records])
     better = rewards[::2] - rewards[1::2]

@@ -227,12 +227,6 @@ def test_a_trainer_that_packs_itself_gets_documents(rows: Path, tmp_path: Path, 
     assert any("packs again" in sentence for sentence in result.not_held)
 
 
-def test_one_document_a_row_on_request(episodes: Path, tmp_path: Path) -> None:
-    result = export_dataset(episodes, "torchtitan", tmp_path / "out", max_length=CAPACITY, packing_strategy="alone")
-    same(read_torchtitan(tmp_path / "out", "train"), episodes)
-    assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
-
-
 # What a format cannot hold.
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shlex
 import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chatmill import build_synth_kd, export_dataset, synth_kd_blend, synth_kd_blends, verify_synth_kd
 from chatmill.compiler.run import run_build
-from chatmill.distill.check import verify_synth_kd
-from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.export.check import verify_export
-from chatmill.export.export import export_dataset
-from chatmill.render.official_harmony import encoding
-from chatmill.store.kd import blend_arguments, synth_kd_blend, synth_kd_blends
+from chatmill.store.kd import blend_arguments
 from chatmill.store.kd_shard import KDShard
-from chatmill.systems.synth_kd import KDSplit, synth_kd_split
-from tests.distill.inputs import REAL, real_rows
+from tests.distill.inputs import REAL
 from tests.megatron import kd_sets
-from tests.megatron.kd_sets import EOD, TRAIN, VALID, Document, dataset, plain, write_root
+from tests.megatron.kd_sets import EOD, TRAIN, VALID, Document, dataset, write_root
 from tests.pages import DOCS, python_blocks
 
 NAME = "teacher_logprob"
@@ -184,17 +177,6 @@ def test_verify_passes_after_megatron_wrote_its_index_cache_and_not_after_others
 # What needs no Megatron.
 
 
-def test_finding_shards_imports_neither_megatron_nor_torch(root: Path) -> None:
-    code = (
-        "import sys, chatmill.look.splits, chatmill.export.megatron\n"
-        "from chatmill.store.kd import synth_kd_blend\n"
-        f"assert len(synth_kd_blend({str(root)!r}).prefixes) == 2\n"
-        "assert not {'torch', 'megatron'} & set(sys.modules), set(sys.modules) & {'torch', 'megatron'}"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_blend_arguments_are_what_megatron_lm_reads(tmp_path: Path) -> None:
     """Parsed as `get_blend_and_blend_per_split` of Megatron-LM does it, from a folder with a space in its name."""
     from megatron.core.datasets.utils import get_blend_from_list
@@ -207,22 +189,6 @@ def test_blend_arguments_are_what_megatron_lm_reads(tmp_path: Path) -> None:
 
 
 # The whole road: real rows, Megatron files, samples; an export of the same; the page.
-
-
-def test_samples_hold_the_conversations(built: Path) -> None:
-    """One epoch trains every token of every assistant message, wrappers included, exactly once."""
-    seen, wanted = {1: 0, 2: 0}, {1: 0, 2: 0}
-    for prefix in (prefix for split in KDSplit for prefix in synth_kd_blend(built, split).prefixes):
-        samples = plain(dataset(prefix, sequence_length=256))
-        for span in seen:
-            seen[span] += sum(one["span_id"].count(span) for one in samples)
-    rows = real_rows()
-    for row in (*rows[:20], *rows[250:270]):
-        for message in json.loads(row["messages_json"])["messages"][3:]:
-            # <|start|>assistant<|channel|>NAME<|message|> ... <|end|> or <|return|>: six tokens around each text.
-            text = encoding().encode(message["content"][0]["text"], disallowed_special=())
-            wanted[{"analysis": 1, "final": 2}[message["channel"]]] += len(text) + 6
-    assert seen == wanted
 
 
 def test_an_export_of_the_same_conversations_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
@@ -252,16 +218,6 @@ def test_the_snippets_of_the_megatron_page_are_those_of_the_examples() -> None:
     for block in blocks:
         indented = [textwrap.indent(block, " " * width) for width in (0, 4)]
         assert any(text in source for text in indented for source in sources), block
-
-
-def test_the_share_of_the_page_gives_both_splits() -> None:
-    """Of the bundled rows, which is what a reader tries first; the default gives no `valid` there, as the page says."""
-    ids = [row["synth_id"] for row in real_rows()]
-    assert {synth_kd_split(one) for one in ids} == {KDSplit.TRAIN}
-    for text in ((DOCS / "megatron.md").read_text(), (EXAMPLES / "pretrain_synth_kd.py").read_text()):
-        shares = re.findall(r"synth-kd .*--valid-fraction ([\d.]+)", text)
-        assert shares
-        assert all({synth_kd_split(one, float(share)) for one in ids} == set(KDSplit) for share in shares)
 
 
 def test_the_example_adds_one_by_record_id(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
