@@ -1,15 +1,18 @@
-"""Where tokenizers are loaded from: objects, files, the local hub cache, the file of o200k; and what is refused."""
+"""Where tokenizers are loaded from: objects, files, the local hub cache; what a file says; what is refused."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError, TokenizerError
@@ -18,6 +21,7 @@ from chatmill.tokenizer import assets
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.hub_cache import cached_model
+from chatmill.tokenizer.json_file import TokenizerJson, spelled_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -67,6 +71,88 @@ def test_the_file_of_o200k_is_o200k_and_no_other_file_is(tmp_path: Path, o200k: 
         load_tokenizer(tmp_path / "x.tiktoken")
 
 
+# -- a tokenizer.json: what its fingerprint covers, and the bytes of its tokens --------------------------------------
+
+
+def fingerprint(data: Any, **style: Any) -> str:
+    return TokenizerJson(json.dumps(data, **style).encode(), "x").fingerprint()
+
+
+@pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
+def data(request: pytest.FixtureRequest) -> Any:
+    """GPT-2's file, with all tokens and merges or few of them."""
+    data = json.loads((unpacked("gpt2") / "tokenizer.json").read_bytes())
+    if request.param == "part":
+        model = data["model"]
+        data["model"] = {**model, "vocab": dict(list(model["vocab"].items())[:2000]), "merges": model["merges"][:2000]}
+    return data
+
+
+def merges_of(data: Any, *, pairs: bool) -> Any:
+    """The same file with its merges as pairs, or as strings."""
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in data["model"]["merges"]]
+    return {**data, "model": {**data["model"], "merges": merges if pairs else list(map(" ".join, merges))}}
+
+
+def test_the_way_a_file_is_written_is_no_part_of_the_fingerprint(data: Any) -> None:
+    """Flags that say nothing may be left out, and the order of keys is nobody's business."""
+    vocab = list(data["model"]["vocab"].items())
+    random.Random(0).shuffle(vocab)
+    shuffled = {**data, "model": {**data["model"], "vocab": dict(vocab)}}
+    strings, pairs = (merges_of(data, pairs=one) for one in (False, True))
+    model = dict(reversed([(k, v) for k, v in data["model"].items() if v not in (None, False, "")]))
+    other_keys = {**dict(reversed(data.items())), "model": {**model, "dropout": None}}
+    assert json.dumps(strings) != json.dumps(pairs)
+    assert {fingerprint(one) for one in (shuffled, strings, pairs, other_keys)} == {fingerprint(data)}
+    assert fingerprint(data, ensure_ascii=False, indent=3) == fingerprint(data, ensure_ascii=True)
+
+
+def test_every_rule_is_part_of_the_fingerprint(data: Any) -> None:
+    vocab, merges = data["model"]["vocab"], data["model"]["merges"]
+    one, other = list(vocab)[10:12]
+    last = max(vocab, key=vocab.__getitem__)
+    models: list[dict[str, Any]] = [
+        {"vocab": {**vocab, one: vocab[other], other: vocab[one]}},
+        {"vocab": {("zzz" if name == one else name): token_id for name, token_id in vocab.items()}},
+        {"vocab": {**vocab, last: vocab[last] + 1}},
+        {"merges": [merges[1], merges[0], *merges[2:]]},
+        {"merges": merges[:-1]},
+        {"ignore_merges": True},
+    ]
+    changes = [{"model": {**data["model"], **model}} for model in models]
+    changes += [{"normalizer": {"type": "Lowercase"}}, {"pre_tokenizer": {"type": "Whitespace"}}]
+    assert len({fingerprint({**data, **change}) for change in ({}, *changes)}) == len(changes) + 1
+
+
+HIDDEN = [byte for byte in range(256) if not (0x21 <= byte < 0x7F or (0xA1 <= byte < 0x100 and byte != 0xAD))]
+BYTES_OF = {chr(byte): byte for byte in range(256) if byte not in HIDDEN}
+BYTES_OF |= {chr(0x100 + place): byte for place, byte in enumerate(HIDDEN)}
+
+
+def _spelled_slowly(token: str) -> bytes:
+    """A token of a byte-level vocabulary, letter by letter."""
+    return bytes(map(BYTES_OF.__getitem__, token)) if set(token) <= BYTES_OF.keys() else token.encode()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_tokens_are_spelled_as_the_fast_engine_spells_them(name: str) -> None:
+    fast: Any = loaded(name)
+    ordinary = {token: fast.control(token) for token in fast.ordinary}
+    file = TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name)
+    spelled = spelled_tokens(file, ordinary)
+    assert len(spelled) > 50_000
+    assert spelled == {i: value for i, value in fast.backend.vocabulary().items() if i in spelled}
+    slowly = {i: _spelled_slowly(token) for token, i in zip(*file.spellings(), strict=True)}
+    assert spelled == slowly | {i: token.encode() for token, i in ordinary.items()}
+
+
+@given(st.lists(st.text(st.characters(max_codepoint=0x150) | st.characters(exclude_categories=["Cs"])), unique=True))
+def test_tokens_with_letters_that_stand_for_no_byte_are_spelled_as_they_are(tokens: list[str]) -> None:
+    vocab = {token: 3 * place for place, token in enumerate(tokens)}
+    raw = json.dumps({"model": {"vocab": vocab}, "decoder": {"type": "ByteLevel"}}).encode()
+    assert spelled_tokens(TokenizerJson(raw, "x"), {}) == {i: _spelled_slowly(token) for token, i in vocab.items()}
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 MODEL = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
@@ -111,6 +197,12 @@ def test_a_damaged_folder_is_a_clear_error(files: dict[str, Any], message: str, 
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b'{"model": null}', b'{"model": 3}', b'{"model": {"vocab": {}'])
+def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
+    with pytest.raises(TokenizerError, match=r"thing is not a tokenizer\.json"):
+        TokenizerJson(raw, "thing")
 
 
 def test_what_is_nothing_to_load_or_to_encode_is_a_clear_error(gpt2: Any, tmp_path: Path) -> None:

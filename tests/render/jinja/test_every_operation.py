@@ -147,6 +147,7 @@ BLOCKS = {
     "block": "{% block x %}{{ messages[0].name }}{% endblock %}{{ self.x() }}",
     "json": "{{ [m, a, []]|tojson(indent=4) }}{{ a|tojson(indent='\t') }}{{ [a.d, 7]|tojson(separators=(',', ':')) }}",
     "sorted json": "{{ [m]|tojson(sort_keys=true) }}{{ a|tojson(indent=2, sort_keys=true, separators=(' ,', ':')) }}",
+    "json of pairs": "{{ [{1: m.name, 'b': [a.l]}]|tojson }}{{ {none: m, 'x': [a.d]}|tojson(indent=1) }}",
     "ascii json": "{{ [m, a]|tojson(indent=0, ensure_ascii=true) }}{{ [m, a]|tojson(ensure_ascii=false) }}",
     "error": "{% if a.n %}{{ raise_exception('no ' ~ [m.name]) }}{% endif %}",
 }  # fmt: skip
