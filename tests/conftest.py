@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share the cores: threads that wait for each other only cost time
 os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for each process, on some machines
-
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
@@ -85,10 +85,12 @@ CONVERSATION_FILES = sorted((DATA / "conversations").glob("*.jsonl.gz"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
+def _what_costs_time_and_is_not_tested() -> Iterator[None]:
     """No test pulls the plug, and a killed process loses nothing that it wrote. Processes that tests start do sync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.fstat(file if isinstance(file, int) else file.fileno()))
+        share_engines(patch.setattr)
+        work_here(patch.setattr)
         yield
 
 
@@ -98,20 +100,6 @@ def _what_stays_is_looked_through_once() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _engines_loaded_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        share_engines(patch.setattr)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _workers_are_asked_for() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        work_here(patch.setattr)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -133,14 +121,5 @@ def o200k() -> Any:
 def real_conversations() -> Callable[[int], list[Conversation]]:
     """The first `n` conversations of every bundled source."""
 
-    def first(n: int) -> list[Conversation]:
-        taken: list[Conversation] = []
-        for path in CONVERSATION_FILES:
-            for index, conversation in enumerate(ConversationFile(path)):
-                if index == n:
-                    break
-                taken.append(conversation)
-        return taken
-
     assert len(CONVERSATION_FILES) >= 15
-    return first
+    return lambda n: [one for path in CONVERSATION_FILES for one in islice(ConversationFile(path), n)]

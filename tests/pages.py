@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.forked import for_shells
 
@@ -23,8 +23,7 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """A fenced block."""
 
     language: str
@@ -33,8 +32,7 @@ class Fence:
 
 def fences(page: Path) -> list[Fence]:
     """All fenced blocks of a page, in order."""
-    found = _FENCE.finditer(page.read_text(encoding="utf-8"))
-    return [Fence(language=match["language"], body=match["body"]) for match in found]
+    return [Fence(match["language"], match["body"]) for match in _FENCE.finditer(page.read_text(encoding="utf-8"))]
 
 
 def python_blocks(page: str) -> list[str]:
@@ -53,16 +51,10 @@ def run_python(page: str, *, blocks: int | None = None) -> dict[str, Any]:
     return names
 
 
-def prose(page: Path) -> str:
-    """A page without its fenced blocks and code spans, in which nothing is a link."""
-    return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
-
-
 def links(page: Path) -> list[str]:
-    """Targets of links and images that lie in this repository."""
-    return [
-        target for target in _LINK.findall(prose(page)) if not target.startswith(("http://", "https://", "mailto:"))
-    ]
+    """Targets of links and images that lie in this repository; in fenced blocks and code spans, nothing is a link."""
+    prose = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [link for link in _LINK.findall(prose) if not link.startswith(("http://", "https://", "mailto:"))]
 
 
 def anchors(page: Path) -> set[str]:

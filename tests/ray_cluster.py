@@ -40,31 +40,19 @@ def ray_address() -> Iterator[str]:
     """A cluster of one node that somebody else started, as a process that is stopped by its id; it starts slowly."""
     ray = pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="ray")  # short: sockets with long paths cannot be made
-    where, log = f"127.0.0.1:{free_port()}", Path(folder, "start.log")
-    command = [
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "start",
-        "--head",
-        f"--port={where.split(':')[1]}",
-        "--block",
-    ]
+    port, log = free_port(), Path(folder, "start.log")
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--block"]
     command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
-    before = os.environ.get("RAY_AUTH_MODE")
-    os.environ.update(PATIENT, RAY_AUTH_MODE="disabled")
-    with log.open("w") as file:
-        head = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **WORKERS_WHEN_NEEDED}
-        )
-    try:
-        wait_until_started(head, log)
-        yield where
-    finally:
-        ray.shutdown()
-        head.terminate()
-        head.wait(timeout=300)
-        shutil.rmtree(folder, ignore_errors=True)
-        del os.environ["RAY_AUTH_MODE"]
-        if before is not None:
-            os.environ["RAY_AUTH_MODE"] = before
+    with pytest.MonkeyPatch.context() as patch, log.open("w") as file:
+        for name, value in (PATIENT | {"RAY_AUTH_MODE": "disabled"}).items():
+            patch.setenv(name, value)
+        environment = {**os.environ, **WORKERS_WHEN_NEEDED}
+        head = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        try:
+            wait_until_started(head, log)
+            yield f"127.0.0.1:{port}"
+        finally:
+            ray.shutdown()
+            head.terminate()
+            head.wait(timeout=300)
+            shutil.rmtree(folder, ignore_errors=True)
