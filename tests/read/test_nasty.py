@@ -17,7 +17,7 @@ from chatmill.core.kinds import REPEATED, Part, RoleCode, kind
 from chatmill.errors import RecordError
 from chatmill.read.conversations import read_conversations
 from chatmill.read.files import read_records
-from chatmill.read.record_shape import conversation_of
+from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.renderer import REFUSALS, Renderer
@@ -105,17 +105,7 @@ RENDER_ERRORS = {template: codes | PICTURES for template, codes in _RENDER_ERROR
 RECORDS = list(read_records(DATA / "nasty.jsonl.gz"))
 CASES = {raw.value["case"]: raw for raw in RECORDS}
 assert [raw.error for raw in RECORDS] == [None] * 92
-
-
-def outcome_of(case: str) -> Conversation | RecordError:
-    raw = CASES[case]
-    try:
-        return conversation_of(raw.value, find_shape("openai"), where=raw.where)
-    except RecordError as error:
-        return error
-
-
-OUTCOMES = {case: outcome_of(case) for case in CASES}
+OUTCOMES = {case: conversation_or_error(raw, find_shape("openai"), "") for case, raw in CASES.items()}
 CONVERSATIONS = {case: value for case, value in OUTCOMES.items() if isinstance(value, Conversation)}
 QUICK = ("token_native", "markers", "chatml")
 """Templates that get the thousand turns of one case whole; the others get the first of them."""

@@ -77,8 +77,4 @@ def harmony(record: Record) -> Record:
     return {**rest, "messages_json": json.dumps({"messages": items}, ensure_ascii=len(items) % 2 == 0)}
 
 
-FROM_OPENAI: Mapping[str, Callable[[Record], Record]] = {
-    "openai": lambda record: record,
-    "sharegpt": sharegpt,
-    "harmony": harmony,
-}
+FROM_OPENAI: Mapping[str, Callable[[Record], Record]] = {"openai": dict, "sharegpt": sharegpt, "harmony": harmony}

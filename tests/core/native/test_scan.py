@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -52,26 +53,16 @@ def test_lines_have_their_places_and_sources_and_tools_are_kept_once() -> None:
             scanned(b"abc", start, stop)
 
 
-def with_value(value: bytes) -> bytes:
-    return b'{"x": ' + value + b', "messages": [{"role": "user", "content": "hi"}]}'
+def within(before: bytes, after: bytes) -> Callable[[bytes], bytes]:
+    """What puts bytes into a line."""
+    return lambda value: before + value + after
 
 
-def with_content(content: bytes) -> bytes:
-    return b'{"messages": [{"role": "user", "content": "' + content + b'"}]}'
-
-
-def with_field(field: bytes) -> bytes:
-    return b'{"messages": [{"role": "user", "content": "hi", ' + field + b"}]}"
-
-
-def with_call(call: bytes) -> bytes:
-    return b'{"messages": [{"role": "user", "tool_calls": [' + call + b"]}]}"
-
-
-def with_parts(parts: bytes) -> bytes:
-    return b'{"messages": [{"role": "user", "content": [' + parts + b"]}]}"
-
-
+with_value = within(b'{"x": ', b', "messages": [{"role": "user", "content": "hi"}]}')
+with_content = within(b'{"messages": [{"role": "user", "content": "', b'"}]}')
+with_field = within(b'{"messages": [{"role": "user", "content": "hi", ', b"}]}")
+with_call = within(b'{"messages": [{"role": "user", "tool_calls": [', b"]}]}")
+with_parts = within(b'{"messages": [{"role": "user", "content": [', b"]}]}")
 FUNCTION = b'{"name": "f", "arguments": "{}"}'
 READ = [
     *map(with_value, [b"0", b"-0", b"-1.25", b"1E5", b"0.0e-1", b"[]", b"{}", b"[1, [2]]", b'{"x": {"x": 1, "x": 2}}']),
