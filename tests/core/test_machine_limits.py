@@ -81,7 +81,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("target", "error", "work", "message"),
+    "case",
     [
         ("mmap.mmap", NO_MEMORY, lambda folder: map_file(folder / "a.bin", "<u4"), r"a\.bin cannot be mapped: .*fewer"),
         ("pyarrow.parquet.ParquetFile", BY_ARROW, lambda folder: list(read_records(folder / "a.parquet")), "a.parquet"),
@@ -93,14 +93,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     ],
     ids=["a mapped file", "parquet", "a packed file", "a tokenizer"],
 )
-def test_what_does_not_fit_into_memory_is_no_damaged_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
-    error: BaseException,
-    work: Callable[[Path], Any],
-    message: str,
-) -> None:
+def test_used_up_memory_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
+    target, error, work, message = case
     for name in ("a.bin", "a.jsonl.zst"):
         (tmp_path / name).write_bytes(b"1234")
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "a.parquet")

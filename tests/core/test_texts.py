@@ -105,22 +105,12 @@ def test_finding_marks(pieces: list[str], times: int) -> None:
         assert find(b"</think>", np.frombuffer(data, np.uint8)).tolist() == found
 
 
-WORDS = [
-    b"",
-    b"\0",
-    b"\0\0",
-    b"a",
-    b"b",
-    b"analysis",
-    b"analysit",
-    b"analysis\0",
-    b"final",
-    *(b"x" * n for n in (16, 17)),
-]
+WORDS = [b"", b"\0", b"\0\0", b"a", b"b", b"analysis", b"analysit", b"analysis\0", b"final"]
+LONG_WORDS = [b"x" * size for size in (16, 17, 300)]
 
 
 @settings(max_examples=300)
-@given(st.lists(st.sampled_from([*WORDS, b"x" * 300]) | st.binary(max_size=20), max_size=60))
+@given(st.lists(st.sampled_from(WORDS + LONG_WORDS) | st.binary(max_size=20), max_size=60))
 def test_equal_texts_have_one_number(texts: list[bytes]) -> None:
     data = np.frombuffer(b"".join(texts), dtype=np.uint8)
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
