@@ -228,24 +228,16 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
     assert "left out: 1 documents under min_len (0 tokens), 2 documents cut (44 tokens)" in plain.stdout
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["bad.jsonl"], "bad.jsonl:1"),
-        (["texts.jsonl", "--field", "body"], "'body'"),
-        (["texts.jsonl", "--config", "o.yaml"], "max_length"),
-        (["texts.jsonl", "--set", "packed=maybe"], "packed: should be true or false"),
-        (["texts.jsonl", "--set", "packing_strategy=worst"], "best_fit"),
-        (["texts.jsonl", "--set", "min_len=10000"], "no rows to write: "),
-    ],
-)
-def test_mistakes_are_told(
-    more: list[str], says: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bad.jsonl").write_text('{"text": 3}\n')
-    Path("o.yaml").write_text("max_lenght: 3\n")
-    failed = invoke("pack", *more, "-t", "bytes", "--out", "x.parquet")
-    assert isinstance(failed.exception, ChatmillError), failed.output
-    assert says in str(failed.exception)
-    assert not Path("x.parquet").exists()
+def test_mistakes_are_told(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
+    (tmp_path / "o.yaml").write_text("max_lenght: 3\n")
+    for more, says in (
+        ([tmp_path / "bad.jsonl"], "bad.jsonl:1"),
+        ([texts, "--config", tmp_path / "o.yaml"], "max_length"),
+        ([texts, "--set", "packed=maybe"], "packed: should be true or false"),
+        ([texts, "--set", "min_len=10000"], "no rows to write: "),
+    ):
+        failed = invoke("pack", *more, "-t", "bytes", "--out", tmp_path / "x.parquet")
+        assert isinstance(failed.exception, ChatmillError), failed.output
+        assert says in str(failed.exception)
+        assert not (tmp_path / "x.parquet").exists()

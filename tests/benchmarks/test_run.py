@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from benchmarks import publish, run
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, compare, require_equal, run_one
 from benchmarks.table import Row
-from tools.mask_differences import Fault, against_tags, conversations, trl_templates
 
 
 def two_rounds(ours: tuple[float, float], peer: tuple[float, float]) -> Comparison:
@@ -117,12 +115,3 @@ def test_every_module_is_known_and_the_docs_say_what_their_results_file_says() -
     assert name is not None
     assert publish.main([str(publish.RESULTS / name), "--check"]) == 0
     assert publish.CHART.exists()
-
-
-def test_tags_that_train_the_prompt_are_counted_by_answer() -> None:
-    """By the script of docs/differences.md."""
-    path = next(path for path in trl_templates() if path.stem == "qwen2_5_training")
-    tally = against_tags(path, conversations()[:2], datetime.date(2026, 1, 1))
-    assert tally.records == 2
-    assert tally.faults == {Fault.PROMPT: tally.answers, Fault.BEHIND: tally.answers}
-    assert tally.examples[Fault.PROMPT] == "\n"

@@ -147,14 +147,10 @@ NEXT = [("user", "y"), ("assistant", "z")]
         (LONG, 12, FIRST, "cut_too_long"),
         (LONG, 13, FIRST + "<|USER|>12345678<|END|><|ASSISTANT|>1<|END|>", "whole"),
         ([*PAIR, ("user", "x" * 50), ("assistant", ""), *NEXT], 20, AB, "cut_too_long"),
-        ([*PAIR, ("user", "x")], 1000, AB, "cut_unpaired"),
         ([*PAIR, ("user", "x"), *NEXT], 1000, AB, "cut_unpaired"),
-        ([*PAIR, ("assistant", "x"), *NEXT], 1000, AB, "cut_unpaired"),
         ([*PAIR, ("system", "x"), *NEXT], 1000, AB, "cut_unpaired"),
         ([*PAIR, ("user", "x"), ("tool", "y"), ("assistant", "z")], 1000, AB, "cut_unpaired"),
         ([], 1000, None, "skipped_no_pair"),
-        ([("system", "s"), ("user", "u")], 1000, None, "skipped_no_pair"),
-        ([("assistant", "a"), *NEXT], 1000, None, "skipped_no_pair"),
         ([("system", "s"), ("system", "t"), *NEXT], 1000, None, "skipped_no_pair"),
         ([("developer", "d"), *NEXT], 1000, None, "skipped_no_pair"),
     ],
@@ -304,13 +300,15 @@ class WordTokenizer:
         return self.special
 
 
+WORDS = WordTokenizer(*MARKERS, "<|pad|>")
+
+
 def test_a_foreign_tokenizer_may_have_the_markers() -> None:
-    encoded = encode_transcripts(["<|USER|>a b<|END|><|EOS|>"], tokenizer=WordTokenizer(*MARKERS))
+    encoded = encode_transcripts(["<|USER|>a b<|END|><|EOS|>"], tokenizer=WORDS)
     assert encoded.ids.tolist() == [1, 1000, 1001, 3, 4]
     assert encoded.markers == {"system_id": 0, "user_id": 1, "assistant_id": 2, "end_id": 3, "eos_id": 4}
 
 
-WORDS = WordTokenizer(*MARKERS, "<|pad|>")
 PADDED = ["<|USER|>a<|END|>", "<|USER|>a<|END|><|ASSISTANT|>b <|pad|><|END|>"]
 
 
