@@ -7,7 +7,7 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,10 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import KINDS, REPEATED, Part, RoleCode, parts_of, role_of
 from chatmill.core.kinds import PLAIN as PLAIN_KIND
-from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.label.presets import PRESETS
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
-from chatmill.render.document_items import Ids
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate, TextDocuments
 from chatmill.render.registry import bind, bundled_names, find_template
@@ -33,7 +31,7 @@ from chatmill.tokenizer.load import with_control_tokens
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import loaded
 from tests.oracles import in_each_way
-from tests.render.jinja.at_hand import items_alone
+from tests.render.jinja.at_hand import OneRow, items_alone, row_of
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()
@@ -66,42 +64,6 @@ def assert_same(one: Rendered, other: Rendered) -> None:
     np.testing.assert_array_equal(one.stripped, other.stripped)
     np.testing.assert_array_equal(one.lost, other.lost)
     assert [(i, str(e)) for i, e in one.failed] == [(i, str(e)) for i, e in other.failed]
-
-
-class OneRow(NamedTuple):
-    """A row of a conversation that was written alone."""
-
-    ids: list[int]
-    kinds: list[int]
-    messages: list[int]
-
-
-def row_of(items: Any, tokenizer: Any) -> OneRow:
-    """Items as tokens, piece by piece, in plain Python: a token belongs to the part in which it starts."""
-    row = OneRow([], [], [])
-    groups: list[list[Any]] = []
-    for item in items:
-        if isinstance(item, Ids) or item.opens or not groups or isinstance(groups[-1][0], Ids):
-            groups.append([])
-        groups[-1].append(item)
-    texts = Texts.of(["" if isinstance(group[0], Ids) else "".join(p.text for p in group) for group in groups])
-    encoded = tokenizer.encode_batch(texts)
-    for number, parts in enumerate(groups):
-        if isinstance(parts[0], Ids):
-            ids, cuts = list(parts[0].ids), [len(parts[0].ids)]
-        else:
-            first, last = encoded[1][number : number + 2]
-            ids = encoded[0][first:last].tolist()
-            ends = np.cumsum([len(part.text.encode()) for part in parts])[:-1]
-            inner = tokenizer.byte_points(encoded, np.full(len(ends), number, dtype=np.int64), ends, texts)
-            cuts = [*(inner - first).tolist(), len(ids)]
-        begin = 0
-        for part, end in zip(parts, cuts, strict=True):
-            row.kinds.extend([part.kind] * (end - begin))
-            row.messages.extend([part.message] * (end - begin))
-            begin = end
-        row.ids.extend(ids)
-    return row
 
 
 def with_unwanted(row: OneRow, conversation: Conversation) -> list[int]:

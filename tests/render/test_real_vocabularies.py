@@ -78,9 +78,7 @@ def with_all_tokens(vocabulary: str) -> tuple[Any, Any]:
 
 def bound(template: str, ours: Any) -> ModelTemplate:
     """A template whose rows are whole renderings."""
-    made = bind(template, ours, TemplateOptions(today=DATE, expand=Expand.NONE, unproved=Unproved.UNTRAINED))
-    assert isinstance(made, ModelTemplate)
-    return made
+    return bind(template, ours, TemplateOptions(today=DATE, expand=Expand.NONE, unproved=Unproved.UNTRAINED))
 
 
 def by_transformers(conversation: Conversation, template: ModelTemplate, tokenizer: Any, **options: Any) -> list[int]:

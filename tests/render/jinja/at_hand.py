@@ -6,11 +6,13 @@ import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 
 from chatmill.core.conversation import Conversation
+from chatmill.core.texts import Texts
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.document_items import Ids, TextPart, items_of
 from chatmill.render.jinja.expressions import Notes
@@ -81,21 +83,46 @@ def items_alone(written: TextDocuments, template: ModelTemplate) -> list[list[Id
     return [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.documents]
 
 
+class OneRow(NamedTuple):
+    """A row of a conversation that was written alone."""
+
+    ids: list[int]
+    kinds: list[int]
+    messages: list[int]
+
+
+def row_of(items: Any, tokenizer: Any) -> OneRow:
+    """Items as tokens, piece by piece, in plain Python: a token belongs to the part in which it starts."""
+    row = OneRow([], [], [])
+    groups: list[list[Any]] = []
+    for item in items:
+        if isinstance(item, Ids) or item.opens or not groups or isinstance(groups[-1][0], Ids):
+            groups.append([])
+        groups[-1].append(item)
+    texts = Texts.of(["" if isinstance(group[0], Ids) else "".join(p.text for p in group) for group in groups])
+    encoded = tokenizer.encode_batch(texts)
+    for number, parts in enumerate(groups):
+        if isinstance(parts[0], Ids):
+            ids, cuts = list(parts[0].ids), [len(parts[0].ids)]
+        else:
+            first, last = encoded[1][number : number + 2]
+            ids = encoded[0][first:last].tolist()
+            ends = np.cumsum([len(part.text.encode()) for part in parts])[:-1]
+            inner = tokenizer.byte_points(encoded, np.full(len(ends), number, dtype=np.int64), ends, texts)
+            cuts = [*(inner - first).tolist(), len(ids)]
+        begin = 0
+        for part, end in zip(parts, cuts, strict=True):
+            row.kinds.extend([part.kind] * (end - begin))
+            row.messages.extend([part.message] * (end - begin))
+            begin = end
+        row.ids.extend(ids)
+    return row
+
+
 def ids_alone(conversation: Conversation, template: ModelTemplate) -> list[list[int]]:
     """The ids of every document of a conversation; a `RecordError` where it is refused."""
-    rows: list[list[int]] = []
-    for items in items_alone(template.text_documents(conversation), template):
-        pieces: list[list[int] | str] = []
-        for item in items:
-            if isinstance(item, Ids):
-                pieces.append(list(item.ids))
-            elif item.opens or not pieces or not isinstance(pieces[-1], str):
-                pieces.append(item.text)
-            else:
-                pieces[-1] += item.text
-        encoded = (template.tokenizer.encode(piece) if isinstance(piece, str) else piece for piece in pieces)
-        rows.append([one for ids in encoded for one in ids])
-    return rows
+    written = template.text_documents(conversation)
+    return [row_of(items, template.tokenizer).ids for items in items_alone(written, template)]
 
 
 @cache

@@ -19,7 +19,6 @@ from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 from chatmill.render.render import render
@@ -61,9 +60,7 @@ def talk(*messages: Said) -> Conversation:
 def gpt_oss(**given: Any) -> ModelTemplate:
     names = ("start", "end", "message", "channel", "constrain", "return", "call")
     options = TemplateOptions(today=datetime.date(2026, 1, 1), **given)
-    template = bind("gpt_oss", byte_tokenizer([f"<|{name}|>" for name in names]), options)
-    assert isinstance(template, ModelTemplate)
-    return template
+    return bind("gpt_oss", byte_tokenizer([f"<|{name}|>" for name in names]), options)
 
 
 def trained(template: ModelTemplate, *messages: Said) -> list[list[str]] | str:
@@ -233,7 +230,6 @@ def test_an_answer_is_stable_if_f_begins_with_its_prompt_and_itself(back: int, l
             if not answer.reason:
                 written = turns.trained(answer.message).text[: answer.end] + answer.stop * answer.is_appended
                 prompt = turns.prompt(answer.message)
-                assert isinstance(prompt, Rendering)
                 assert written[: answer.begin] == prompt.text
                 assert written[answer.begin :] == texts[answer.message] + "<|im_end|>"
                 lacks_stop = answer.is_appended and answer.message == len(texts) - 1
