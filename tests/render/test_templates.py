@@ -33,20 +33,10 @@ def shown(conversation: Conversation, template: str, policy: str) -> tuple[str, 
 
 PAIR = chat(("system", "S"), ("user", "q"), ("assistant", "a"))
 GOLDEN = {
-    "chatml": (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n",
-        "a<|im_end|>",
-    ),
     "qwen3": (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\na<|im_end|>\n",
         "<think>\n\n</think>\n\na<|im_end|>",
-    ),
-    "llama3": (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nq<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\na<|eot_id|>",
-        "a<|eot_id|>",
     ),
     "markers": ("<|SYSTEM|>S<|END|><|USER|>q<|END|><|ASSISTANT|>a<|END|><|EOS|>", "a<|END|>"),
 }
