@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -93,6 +93,7 @@ def test_what_two_epochs_need_is_made_once() -> None:
     st.integers(1, 60), st.builds(RankShare, batch_size=st.integers(1, 5), world_size=st.integers(1, 4)),
     st.booleans(), st.integers(1, 30),
 )  # fmt: skip
+@example(6, RankShare(batch_size=2), True, 9)
 def test_ranks_share_every_epoch_without_gap_or_overlap(
     rows: int, first: RankShare, drop_last: bool, steps: int
 ) -> None:
