@@ -22,7 +22,7 @@ import typer
 from chatmill.cli import COMMANDS, app, main
 from chatmill.cli.layout import help_of
 from chatmill.cli.statuses import Status, ended
-from tests.cli.run import Call, chatmill, forked
+from tests.cli.run import Call, forked
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
 from tests.faults import faults, faults_hit
 
@@ -31,8 +31,6 @@ PAGES = ROOT / "docs" / "commands"
 SHORT = {"--tokenizer": "-t", "--template": "-T", "--policy": "-p", "--out": "-o", "--count": "-n", "--workers": "-w",
          "--quiet": "-q", "--help": "-h"}  # fmt: skip
 """Long options that have a short form have this one in every command."""
-OTHER_NAMES = {"--output", "--output-dir", "--out-dir", "--tok", "--num-workers", "--jobs", "--silent", "--as-json"}
-"""Spellings of other programs that no command here has."""
 NO_JSON = {"init"}
 """What it makes is read by people: a commented recipe."""
 
@@ -66,21 +64,6 @@ def test_the_table_of_commands_is_the_folder() -> None:
     assert len(COMMANDS) >= 10
 
 
-def test_the_overview() -> None:
-    done = chatmill("--help")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "\x1b" not in done.stdout
-    groups = list(dict.fromkeys(group for group, _ in COMMANDS.values()))
-    assert [line[:9].strip() for line in lines if line[:9].strip() in groups] == groups
-    for command, (_, words) in COMMANDS.items():
-        assert any(line[9:].startswith(f"{command} ") and words in line for line in lines), "on one line"
-    assert len(lines) <= 27, "one screen"
-    assert lines[3].startswith("Begin: chatmill inspect FILE")
-
-
 def test_a_command_has_text_and_examples_that_parse(name: str, context: Any, call: Call) -> None:
     done = call(name, "--help", columns=80)
     assert (done.status, done.said) == (Status.DONE, "")
@@ -104,15 +87,12 @@ def test_a_command_has_text_and_examples_that_parse(name: str, context: Any, cal
 def test_options_have_the_same_names_everywhere(name: str, options: list[Any]) -> None:
     for option in options:
         assert option.help, option.opts
-        names = set(option.opts)
-        assert not names & OTHER_NAMES, names
         for long, short in SHORT.items():
-            if long in names:
-                assert short in names, f"{name} {long} has the short form {short}"
-            elif short in names and "--examples" not in names:  # inspect shows examples
-                pytest.fail(f"{name}: {short} means {long} elsewhere, here {option.opts}")
-    long_names = {long for option in options for long in option.opts}
-    assert "--json" in long_names or name in NO_JSON
+            if long in option.opts:
+                assert short in option.opts, f"{name} {long} has the short form {short}"
+            elif short in option.opts:  # but inspect shows examples
+                assert "--examples" in option.opts, f"{name}: {short} means {long} elsewhere"
+    assert any("--json" in option.opts for option in options) or name in NO_JSON
 
 
 def test_a_command_has_a_page_that_names_every_option(name: str, options: list[Any]) -> None:
@@ -135,6 +115,7 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
     modules = set(done.stderr.split())
     heavy = {"numpy", "torch", "pyarrow", "pydantic", "msgspec", "yaml", "tokenizers", "transformers", "asyncio"}
     assert not heavy & modules, "what takes long to import is not imported for a help text"
@@ -215,7 +196,6 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["inspect", "--no-such-option"], "No such option: --no-such-option"),
         (["inspect", "chats.jsonl", "-n", "none"], "should be a valid integer"),
         (["inspect", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
-        (["inspect", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
         (["verify", "nowhere"], "nowhere"),
         (["diff", "nowhere", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "hf"], "nowhere"),
@@ -225,7 +205,6 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["synth-kd", "o", "--set", "max_token=1"], "unknown key 'max_token'. Did you mean 'max_tokens'?"),
         (["synth-kd", "o", "--set", "max_tokens=-1"], "--set max_tokens takes an integer >= 0, not -1"),
         (["build", "c.jsonl", "-o", "o", "--shape", "alpaca", "--shape", "user=q"], "alpaca says what all fields are"),
-        (["build", "chats.jsonl", "-o", "o", "--overflow", "windows"], "no effect without packing.max_length"),
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
         (["init", "chats.jsonl", "-o", "r.yaml", "-t", "bytes"], "is there already and is not overwritten"),
         (["init", "chats.jsonl", "--set", "preferences=pairs"], "chatmill build ... --set preferences=pairs"),
@@ -234,23 +213,16 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         ([*TRANSCRIPTS, "-o", "."], "is not a regular file"),
         ([*TRANSCRIPTS, "-o", "chats.jsonl"], "--out chats.jsonl is also an input"),
         ([*TRANSCRIPTS, "-o", "no/out.jsonl"], "the folder of --out does not exist: no"),
-        (["inspect", "chats.jsonl", "-p", "assistent"], "Did you mean 'assistant'"),
-        (["inspect", "chats.jsonl", "-t", "no/such/tokenizer"], "no tokenizer 'no/such/tokenizer'"),
-        (["inspect", "chats.jsonl", "--shape", "alpacca"], "Did you mean 'alpaca'"),
         (["inspect", "chats.jsonl", "--split", "train"], "remove --split, or build it first"),
         (["inspect", "chats.jsonl", "--row", "0"], "remove --row, or build it first"),
         (["inspect", "chats.jsonl", "--random", "0"], "remove --random, or build it first"),
         (["template", "broken.jinja"], "template 'broken.jinja', line 2"),
-        (["template", "nowhere.jinja"], "no template file nowhere.jinja"),
         (["template", "empty"], "empty holds no chat template"),
         (["template", "chatml", "--set", "template_options.thinking=true"], "never reads the option 'thinking'"),
         (["template", "chatml", "--set", "date=yesterday"], "a date is YYYY-MM-DD"),
         (["template", "chatml", "--data", "nowhere.jsonl"], "no such file"),
-        (["build", "nowhere.yaml", *OUT], "no recipe file nowhere.yaml"),
-        (["build", "chat.jsonl", *OUT, *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
         (["build", "chats.jsonl", *OUT, "-t", "bytes"], "--add-control-tokens on the command line"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--overflow", "truncate"], "packing.overflow: "),
-        (["build", "chats.jsonl", *OUT, *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
         (["build", "chats.jsonl", *OUT, *BYTES, "--set", "gates.records=1"], "unknown key 'gates.records'"),
@@ -259,13 +231,11 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["build", "r.yaml", *OUT, "--set", "sources.7.weight=4"], "'7' is not there"),
         (["build", "r.yaml", *OUT, "--set", "tokenizer.name=4"], "tokenizer holds 'bytes'"),
         (["build", "r.yaml", *OUT, "--set", "policy"], "--set is KEY=VALUE, not 'policy'"),
-        (["build", "wrong.yaml", *OUT], "wrong.yaml: unknown key 'tokeniser', did you mean 'tokenizer'?"),
     ],
 )
 def test_status_2(chat_file: Path, arguments: list[str], message: str, call: Call) -> None:
-    home, recipe = chat_file.parent, plain_recipe(Path("chats.jsonl"))
-    (home / "r.yaml").write_text(json.dumps(recipe))
-    (home / "wrong.yaml").write_text(json.dumps(recipe | {"tokeniser": "bytes"}))
+    home = chat_file.parent
+    (home / "r.yaml").write_text(json.dumps(plain_recipe(Path("chats.jsonl"))))
     (home / "broken.jinja").write_text("{{ bos_token }}\n{% for message in messages %}{% endif %}")
     (home / "empty").mkdir()
     before = {path: path.read_bytes() for path in home.iterdir() if path.is_file()}
@@ -299,13 +269,6 @@ def test_junk_is_a_mistake_and_never_a_traceback(command: str, file: str, tmp_pa
     done = call(command, file, *extra.get(command, []))
     assert done.status == Status.MISTAKE, done.said
     assert done.said
-
-
-def test_status_3(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "nothing to learn"}]}])
-    done = forked("build", "chats.jsonl", "-o", "out", *BYTES, cwd=tmp_path)
-    assert done.returncode == Status.GATE
-    assert done.stderr.startswith("chatmill: GateError: ")
 
 
 @pytest.mark.parametrize(

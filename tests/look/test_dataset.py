@@ -79,9 +79,8 @@ def check_columns(split: LookSplit) -> None:
     assert split.stored_trained is None or split.stored_trained.tolist() == trained.tolist()
     assert 0 < trained.sum() <= split.total_tokens == sum(lengths)
     batches = list(split.batches())
-    assert [number for batch in batches for number in batch.items.tolist()] == [
-        item.number for item in items for _ in item.starts
-    ]
+    numbers = [number for batch in batches for number in batch.items.tolist()]
+    assert numbers == [item.number for item in items for _ in item.starts]
     assert np.concatenate([np.diff(batch.offsets) for batch in batches]).tolist() == lengths
     for name in ("ids", "weights", "kinds", "spans"):
         stored = [getattr(item, name) for item in items]
