@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chatmill.core import publish
@@ -59,6 +59,7 @@ EPISODES = st.lists(st.lists(TOKENS, min_size=1, max_size=9), min_size=1, max_si
 
 @settings(max_examples=40)
 @given(EPISODES, st.sampled_from([None, 1, 5, 12, 1000]), st.integers(1, 20))
+@example([[(5, 1), (6, 0)], [(7, 1)], [(8, 0.5)], [(9, 1)]], None, 1)  # a fraction after whole weights are written
 def test_what_is_read_is_what_was_appended_however_much_is_written_at_a_time(
     tmp_path_factory: pytest.TempPathFactory, made: list[Any], shard_tokens: int | None, held: int
 ) -> None:
@@ -268,7 +269,7 @@ def test_trees_that_are_taken_apart_are_the_rows_they_were_made_of(
             writer.append(tree["ids"], tree["mask"], branches=tree["branches"])
     stored = EpisodeDataset(folder)
     found, wanted = RowsOfTrees(stored), [row for tree in made for row in tree["rows"]]
-    assert found.lengths.tolist() == list(map(len, wanted))
+    assert (len(found), found.lengths.tolist()) == (len(wanted), list(map(len, wanted)))
     order = rng.sample(range(len(wanted)), len(wanted))
     documents = found.gather(np.array(order))
     assert documents.weights is not None
