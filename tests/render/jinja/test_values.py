@@ -49,16 +49,12 @@ from tests.render.jinja.at_hand import of_text
         ("{% with a = b %}{{ a }}{% endwith %}{{ a }}", {"a", "b"}),
         ("{% generation %}{{ a }}{% endgeneration %}", {"a"}),
         ("{% filter upper %}{{ a }}{% endfilter %}", {"a"}),
+        (find_template("qwen3").text, {"messages", "tools", "add_generation_prompt", "enable_thinking"}),
     ],
 )
 def test_names_that_are_read(text: str, read: set[str]) -> None:
-    assert names_read(PlainSandbox(None).parse(text)) == read
-
-
-def test_the_options_of_qwen3() -> None:
     sandbox = PlainSandbox(None)
-    read = names_read(sandbox.parse(find_template("qwen3").text))  # type: ignore[union-attr]
-    assert read - set(sandbox.globals) == {"messages", "tools", "add_generation_prompt", "enable_thinking"}
+    assert names_read(sandbox.parse(text)) - set(sandbox.globals) == read
 
 
 def test_other_dates_and_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
