@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,47 +19,9 @@ from tests.images.model_folders import picture, write_model
 from tests.pages import DOCS, ROOT, fences, run_bash, run_page
 
 CHATS = (ROOT / "examples" / "data" / "conversations.jsonl").read_text()
-
-
-def _nothing(folder: Path) -> None: ...
-
-
-def _examples(folder: Path) -> None:
-    for name in ("examples", "tests"):
-        (folder / name).symlink_to(ROOT / name)
-
-
-def _three_chats(folder: Path) -> None:
-    (folder / "Qwen3-8B").symlink_to(TOKENIZERS / "tiny_torchtitan")
-    (folder / "chats.jsonl").write_text("".join(CHATS.splitlines(keepends=True)[:3]))
-
-
-def _chats(folder: Path) -> None:
-    (folder / "chats.jsonl").write_text(CHATS)
-
-
-def _built(folder: Path) -> None:
-    _chats(folder)
-    run_page("recipes/index.md", folder)
-
-
-def _my_set(folder: Path) -> None:
-    run_page("systems/episode-loader.md", folder)
-
-
-def _pictures(folder: Path) -> None:
-    write_model(folder / "vlm", "qwen3_vl")
-    (folder / "ring.png").write_bytes(picture(64, 64))
-    (folder / "wide.png").write_bytes(picture(64, 200))
-
-
-def _one(name: str, record: object) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        (folder / name).write_text(json.dumps(record) + "\n")
-
-    return write
-
-
+EXAMPLES = {name: ROOT / name for name in ("examples", "tests")}
+THREE_CHATS = {"Qwen3-8B": TOKENIZERS / "tiny_torchtitan", "chats.jsonl": "".join(CHATS.splitlines(keepends=True)[:3])}
+PICTURES = {"ring.png": picture(64, 64), "wide.png": picture(64, 200)}
 TALK = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
 SUM = chat_record(("user", "2 + 2?"), ("assistant", "4"))
 SYNTH = {"synth_id": "a", "query": "q", "reasoning": "r", "response": "a"}
@@ -73,7 +36,10 @@ class Page:
     says: tuple[str, ...] = ()
     """In this order."""
     holds: str = "True"
-    given: Callable[[Path], None] = _nothing
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Files and links that are there before, by name; a dict is the record of a file."""
+    after: str = ""
+    """The page whose commands come first."""
 
 
 SAID_BY_PYTHON = (
@@ -85,37 +51,47 @@ ANSWERS = (
     *("already holds exactly this build", "status 1\n", "status 2\n", "{(64,)}"),
 )
 """Silent, cut away, damaged and bad have a status of their own."""
+BUILT: dict[str, Any] = {"given": {"chats.jsonl": CHATS}, "after": "recipes/index.md"}
 PAGES = {
     "tutorial.md": Page(11, 20),
     "architecture.md": Page(6, 7),
-    "masks.md": Page(11, 17, given=_examples),
+    "masks.md": Page(11, 17, given=EXAMPLES),
     "api.md": Page(65),
-    "faq.md": Page(16, 0, ANSWERS, given=_built),
-    "recipes/hf-trainer.md": Page(3, 0, ("\nloss ", "'position_ids', 'use_cache']\n"), given=_built),
-    "recipes/megatron.md": Page(3, 0, ("'loss_r': ",), given=_built),
-    "recipes/pytorch.md": Page(4, 0, ("loss ", "\nTrue 0.0\n"), given=_built),
-    "recipes/trl.md": Page(1, 0, ("\nloss ",), given=_built),
+    "faq.md": Page(16, 0, ANSWERS, **BUILT),
+    "recipes/hf-trainer.md": Page(3, 0, ("\nloss ", "'position_ids', 'use_cache']\n"), **BUILT),
+    "recipes/megatron.md": Page(3, 0, ("'loss_r': ",), **BUILT),
+    "recipes/pytorch.md": Page(4, 0, ("loss ", "\nTrue 0.0\n"), **BUILT),
+    "recipes/trl.md": Page(1, 0, ("\nloss ",), **BUILT),
     "sampled.md": Page(10, 8),
     "pairs.md": Page(2, 4),
     "teachers.md": Page(3, 4),
-    "pictures.md": Page(2, 1, ("[image 200x64,",), given=_pictures),
-    "training.md": Page(4, 0, ("finished ", "step_00000005\n"), "result.step > 2", _chats),
-    "python.md": Page(5, 0, SAID_BY_PYTHON, given=_three_chats),
+    "pictures.md": Page(2, 1, ("[image 200x64,",), given=PICTURES),
+    "training.md": Page(4, 0, ("finished ", "step_00000005\n"), "result.step > 2", {"chats.jsonl": CHATS}),
+    "python.md": Page(5, 0, SAID_BY_PYTHON, given=THREE_CHATS),
     "systems/episode-loader.md": Page(6, 0, ("['input_ids', 'labels', 'seq_lengths']",)),
-    "formats/episodes.md": Page(2, 0, ("[ 3 11 12 13 14]\n",), given=_my_set),
+    "formats/episodes.md": Page(2, 0, ("[ 3 11 12 13 14]\n",), after="systems/episode-loader.md"),
     "policies.md": Page(
         2, 0, (), "weights.sum() == 3 and policy.scope.value == 'last_turn'",
-        _one("talks.jsonl", {"prompt": "q", "completion": "ab"}),
+        {"talks.jsonl": {"prompt": "q", "completion": "ab"}},
     ),
-    "records.md": Page(3, 0, (), "[len(t.messages) for t in conversations] == [2]", _one("talks.jsonl", TALK)),
+    "records.md": Page(3, 0, (), "[len(t.messages) for t in conversations] == [2]", {"talks.jsonl": TALK}),
     "packing.md": Page(2, 0, ("1 1 0.8\n", "[0, 2, 1]\n", "[0 0] [0 1] 19\n")),
     "systems/token-native-sft.md": Page(
-        2, 0, (), "first.tolist() == ids and loss_mask.sum() == 2", _one("talks.jsonl", SUM)
+        2, 0, (), "first.tolist() == ids and loss_mask.sum() == 2", {"talks.jsonl": SUM}
     ),
     "systems/post-training-stream.md": Page(2, 0, ("(3, 16) 6\nStreamReport(records=2, blocks=3,",)),
     "commands/transcripts.md": Page(1),
-    "commands/synth-harmony.md": Page(1, 0, (), "result.rows == 1", _one("rows.jsonl", SYNTH)),
+    "commands/synth-harmony.md": Page(1, 0, (), "result.rows == 1", {"rows.jsonl": SYNTH}),
 }  # fmt: skip
+
+
+def lay_out(given: Mapping[str, Any], folder: Path) -> None:
+    for name, content in given.items():
+        if isinstance(content, Path):
+            (folder / name).symlink_to(content)
+        else:
+            text = json.dumps(content) + "\n" if isinstance(content, dict) else content
+            (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def test_every_recipe_runs() -> None:
@@ -126,7 +102,11 @@ def test_every_recipe_runs() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_runs(name: str, tmp_path: Path) -> None:
     page = PAGES[name]
-    page.given(tmp_path)
+    if name == "pictures.md":
+        write_model(tmp_path / "vlm", "qwen3_vl")
+    lay_out(page.given, tmp_path)
+    if page.after:
+        run_page(page.after, tmp_path)
     ran = run_page(name, tmp_path)
     assert ran.blocks == page.blocks
     assert ran.shown >= page.shown
@@ -143,7 +123,7 @@ NOT_RUN = re.compile(r"make (demo|test)\b|git clone\b|pip install\b")
 
 def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     """One after the other, in a folder that has the examples; the output goes there too."""
-    _examples(tmp_path)
+    lay_out(EXAMPLES, tmp_path)
     blocks = [fence.body for fence in fences(ROOT / "README.md") if not fence.language]
     lines = [line.partition("  #")[0].strip() for body in blocks for line in body.splitlines()]
     commands = [line for line in lines if re.match(r"(make|chatmill|python|git|pip)\b", line)]
