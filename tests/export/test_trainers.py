@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,20 +72,13 @@ def same(found: list[Document], folder: Path, split: str = "train") -> None:
 
 
 def read_axolotl(out: Path, split: str) -> list[Document]:
-    import datasets
-
     table = datasets.Dataset.load_from_disk(str(out / split))
     assert table.column_names == ["input_ids", "attention_mask", "labels"]
-    found = []
-    for row in table:
-        assert row["attention_mask"] == [1] * len(row["input_ids"])
-        found += cut(row["input_ids"], row["labels"], [0])
-    return found
+    assert all(row["attention_mask"] == [1] * len(row["input_ids"]) for row in table)
+    return [one for row in table for one in cut(row["input_ids"], row["labels"], [0])]
 
 
 def read_llamafactory(out: Path, split: str) -> list[Document]:
-    import datasets
-
     table = datasets.load_from_disk(str(out))[{"train": "train", "val": "validation"}[split]]
     found = []
     for row in table:
@@ -132,7 +126,7 @@ def read_olmo_core(out: Path, split: str, eos: int = 0, dtype: str = "uint16") -
 
 
 def read_skyrl(out: Path, split: str) -> list[Document]:
-    found = []
+    found: list[Document] = []
     for row in pq.read_table(out / split).to_pylist():
         assert set(row["loss_mask"]) <= {0, 1}
         labels = [i if value else -100 for i, value in zip(row["input_ids"], row["loss_mask"], strict=True)]

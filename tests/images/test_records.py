@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bomb = bytearray(png)
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2
     bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
-    files = {"good.png": png, "png_in.jpg": png, "bomb.png": bytes(bomb), "thin.png": picture(1, 900)}
+    files = {"good.png": png, "png_in.jpg": png, "bomb.png": bytes(bomb), "thin.png": picture(1, 201)}
     files |= {"cut.jpg": jpeg[: len(jpeg) // 2], "cut.png": png[: len(png) // 2]}
     files |= {"cut.webp": picture(300, 200, "WEBP")[:-20], "text.png": b"not a picture", "empty.png": b""}
     for name, data in files.items():

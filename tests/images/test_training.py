@@ -110,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(folder: Path, name: str, out: Path, **more: Any) -> Path:
-    vocabulary(folder / name)
+    """The chats of a folder, built with a model in it."""
     recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / name), **more}
     chatmill.build(recipe, out, workers=0)
     return out
@@ -119,6 +119,7 @@ def built(folder: Path, name: str, out: Path, **more: Any) -> Path:
 @cache
 def plainly_built(folder: Path, name: str) -> Path:
     """A dataset that nothing changes."""
+    vocabulary(folder / name)
     return built(folder, name, folder / f"{name}-built")
 
 
@@ -240,10 +241,8 @@ def built_of(folder: Path, pictures: dict[str, bytes], **more: Any) -> Path:
     for name, data in pictures.items():
         (folder / name).write_bytes(data)
         rows.append({"messages": [{"role": "user", "content": "<image>What?"}, answer], "images": [name]})
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / "model"), **more}
-    chatmill.build(recipe, folder / "built", workers=0)
-    return folder / "built"
+    write_jsonl(folder / "chats.jsonl", rows)
+    return built(folder, "model", folder / "built", **more)
 
 
 def test_rows_have_their_pictures_and_whose_they_are(tmp_path: Path) -> None:
