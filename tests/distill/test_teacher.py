@@ -93,9 +93,8 @@ def direct(known: torch.Tensor, student: torch.Tensor, k: int) -> float:
 def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
     dataset: Path, mine: Path, teacher: Teacher, tmp_path: Path, form: str, k: int
 ) -> None:
-    counts = chatmill.teacher_add(
-        mine, write_jsonl(tmp_path / "a.jsonl", answered(teacher, mine, tmp_path, form=form, top_k=k))
-    )
+    answers = answered(teacher, mine, tmp_path, form=form, top_k=k)
+    counts = chatmill.teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answers))
     vocabulary = teacher.model.config.vocab_size
     k = min(k, vocabulary)
     loader = chatmill.Dataset(mine).to_torch(4, shuffle=False, teacher=True)
@@ -180,10 +179,8 @@ def test_answers_come_in_any_order_and_in_parts_of_any_format(
     assert chatmill.teacher_add(mine, [tmp_path / "2.parquet"])["there_already"] == 1
     chatmill.teacher_request(mine, tmp_path / "left")
     assert sorted(numbers_of(requests(tmp_path / "left"))) == sorted(numbers_of(answers[7:]))
-    # the last part has fewer entries
-    chatmill.teacher_add(
-        mine, write_jsonl(tmp_path / "3.jsonl", answered(teacher, mine, tmp_path, form="sglang", top_k=2))
-    )
+    fewer = answered(teacher, mine, tmp_path, form="sglang", top_k=2)
+    chatmill.teacher_add(mine, write_jsonl(tmp_path / "3.jsonl", fewer))
     both = [chatmill.EpisodeDataset(folder).teacher for folder in (mine, whole)]
     assert len(both[0].parts) == 3
     order = np.random.default_rng(0).permutation(len(stored))
@@ -234,6 +231,7 @@ def test_documents_are_cut_at_the_context_of_the_teacher(
 
 KILLED = """
 import os, signal, sys
+from chatmill.distill.teacher import teacher_add
 import chatmill.store.teacher as stored
 stored.os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 teacher_add(*sys.argv[1:])
