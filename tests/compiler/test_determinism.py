@@ -231,7 +231,7 @@ def good(fast_module: Path) -> Good:
 
 @pytest.mark.parametrize(("startup", "prepared"), [(WRONG, False), (MISSING, True)], ids=["wrong", "missing"])
 def test_workers_with_a_bad_engine_build_the_same_bytes(
-    startup: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
+    good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch, startup: str, prepared: bool
 ) -> None:
     monkeypatch.setattr(chunk_job, "LOADED", good.kept)
     if not prepared:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -70,25 +71,19 @@ def sets(fast_module: Path) -> Sets:
     return Sets(fast_module)
 
 
-def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
-    sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in faults(f"before:{RECEIPT}:1:kill", log=fast / "log").items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl from line 1.*3 times.*SIGKILL"):
+def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(sets: Sets, fast: Path) -> None:
+    environment = mock.patch.dict(os.environ, faults(f"before:{RECEIPT}:1:kill", log=fast / "log"))
+    words = r"chunk 0 .*chats.jsonl from line 1.*3 times.*SIGKILL"
+    with environment, pytest.raises(JobKilledWorkers, match=words):
         run_build(sets.recipe, fast / "out", workers=1)
     assert len(faults_hit(fast / "log")) == 3
-    monkeypatch.delenv("TEST_FAULTS")
     sets.resume(fast / "out")
 
 
 @pytest.mark.parametrize("point", [r"before:train/shard_\d+$", f"after:{RECEIPT}"])
-def test_one_killed_worker_does_not_even_stop_the_build(
-    sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    for name, value in faults(f"{point}:3:kill_once", log=fast / "log").items():
-        monkeypatch.setenv(name, value)
-    run_build(sets.recipe, fast / "out", workers=2)
+def test_one_killed_worker_does_not_even_stop_the_build(sets: Sets, fast: Path, point: str) -> None:
+    with mock.patch.dict(os.environ, faults(f"{point}:3:kill_once", log=fast / "log")):
+        run_build(sets.recipe, fast / "out", workers=2)
     assert faults_hit(fast / "log") == [point]
     sets.check(fast / "out")
 
@@ -227,10 +222,8 @@ FULL = [
 
 @pytest.mark.parametrize("point", FULL)
 def test_a_full_disk(sets: Sets, fast: Path, point: str) -> None:
-    with (
-        active(f"{point}:1:enospc", log=fast / "log"),
-        pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space") as caught,
-    ):
+    full = pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space")
+    with active(f"{point}:1:enospc", log=fast / "log"), full as caught:
         run_build(sets.recipe, fast / "out", workers=0)
     assert caught.value.path.startswith(str(fast / "out"))
     assert faults_hit(fast / "log") == [point]
@@ -289,11 +282,9 @@ def test_folders_that_cannot_be_made_or_are_links_are_refused(fast: Path) -> Non
 def test_two_builds_in_one_folder_at_a_time(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", chats(3))
     (fast / "out").mkdir()
+    refused = "another build is at work in this folder now"
     for shared in (False, True):
-        with (
-            folder_lock(fast / "out", shared=shared),
-            pytest.raises(ChatmillError, match="another build is at work in this folder now"),
-        ):
+        with folder_lock(fast / "out", shared=shared), pytest.raises(ChatmillError, match=refused):
             run_build(plain_recipe(path), fast / "out", workers=0)
     with folder_lock(fast / "out", shared=True):
         run_build(plain_recipe(path), fast / "out", workers=0, shard=(0, 1))
