@@ -104,9 +104,8 @@ def test_every_job_is_reported_once_with_its_result_and_workers_are_used_again(e
     found = run(engine, jobs.square, list(range(20)))
     assert {index: result["square"] for index, result in found.items()} == {n: n * n for n in range(20)}
     pids = {result["pid"] for result in found.values()}
-    workers = getattr(engine, "workers", None)
-    assert (pids == {os.getpid()}) == (workers == 0)
-    assert workers is None or len(pids) <= max(workers, 1)
+    assert (pids == {os.getpid()}) == (engine.workers == 0)
+    assert engine.workers is None or len(pids) <= max(engine.workers, 1)
     assert max(result["calls"] for result in found.values()) > 1
 
 
@@ -142,7 +141,7 @@ def test_an_error_of_a_job_arrives_as_it_was(engine: Any, kind: str, expected: t
     assert type(caught.value) is expected
     assert text in str(caught.value)
     assert f"in the job: '{kind}'" in caught.value.__notes__
-    if getattr(engine, "workers", None) != 0:
+    if engine.workers != 0:
         assert isinstance(caught.value.__cause__, RemoteTraceback)
         assert "executor_jobs.py" in str(caught.value.__cause__)
     about = {"record": ("code", "empty"), "odd": ("second", "two"), "file": ("errno", 2)}

@@ -327,10 +327,11 @@ def test_one_record_of_each_group_is_used(fast: Path, best: bool, done: bool) ->
     files = [str(write_jsonl(fast / f"{name}.jsonl", part)) for name, part in parts.items()]
     pick = {"group": "prompt", **({"best": "info.reward"} if best else {})}
     source = {"path": files, "name": "x", "pick": pick, **({"where": "done == true"} if done else {})}
-    for size in (200, 1 << 20):
-        recipe = {"sources": [source], **CHATML, "gates": OPEN, "on_error": "quarantine", "shard_bytes": size}
-        ledger = proved(recipe, fast / f"{size}")
-        assert record_ids(fast / f"{size}") == picked(records, best, done)
+    for size, most in ((200, None), (1 << 20, None), (1 << 20, 51), (200, 53)):
+        sources, out = [source | {"max_records": most}], fast / f"{size} {most}"
+        recipe = {"sources": sources, **CHATML, "gates": OPEN, "on_error": "quarantine", "shard_bytes": size}
+        ledger = proved(recipe, out)
+        assert record_ids(out) == picked(records[:most], best, done)
         assert ledger.reasons("skipped")["pick"] > 10
         assert not any("reward" in note or "prompt" in note for note in ledger.all_notes())
 
