@@ -280,6 +280,7 @@ PAIR = {"input_ids": [1, 2]}
         ),
         ([{**PAIR, "position_ids": at} for at in ([0, 0], [0, 2])], {"model": "sdpa"}, "row 1 do not count"),
         ([PAIR], {"model": "sdpa"}, "neither document_starts nor seq_lengths nor position_ids"),
+        ([TREE], {"packed_sequences": False}, "ignores boundaries, and the rows are trees"),
         ([TREE], {"return_document_mask": True, "return_cu_seqlens": True}, "branches of trees are none"),
         ([TREE], {"return_document_mask": True, "return_seq_idx": True}, "branches of trees are none"),
     ],

@@ -159,7 +159,7 @@ def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strat
         assert made == [row[:15] for row in wanted], "x lacks the last of a full row"
 
 
-def test_a_state_knows_its_strategy(tmp_path: Path) -> None:
+def test_a_state_knows_its_strategy_and_width(tmp_path: Path) -> None:
     write_set(tmp_path, items(30, high=9))
     state_rows(tmp_path / "train", 16)
     state = make(tmp_path).state_dict()
@@ -167,6 +167,8 @@ def test_a_state_knows_its_strategy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the state was taken with packing_strategy = 'best_fit'"):
         make(tmp_path).load_state_dict(state)
     make(tmp_path, packing_strategy="best_fit").load_state_dict(state)
+    with pytest.raises(ConfigError, match="block_size = 15, this loader has 12"):
+        loader(tmp_path, 2, 12, pack=True, packing_strategy="best_fit").load_state_dict(state)
 
 
 # ---- log-probabilities of sampled tokens reach batches next to the targets

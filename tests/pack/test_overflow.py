@@ -227,9 +227,9 @@ def contains(ids: list[int], wanted: list[int]) -> bool:
     ],
 )
 def test_windows_by_example(chat: str, capacity: int, episodes: str) -> None:
-    _, _, result = applied([one(chat)], capacity, "windows")
-    assert " | ".join(spelled(result)) == episodes
-    assert result.window.tolist() == list(range(len(result.tokens)))
+    _, _, result = applied([one("u2 a3"), one(chat)], capacity, "windows")
+    assert " | ".join(spelled(result)) == f"u2 A3 | {episodes}"
+    assert result.window.tolist() == [0, *range(len(result.tokens) - 1)]
 
 
 def test_windows_train_head_and_document_end_once_where_everything_is_trained() -> None:
