@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from chatmill import build_synth_kd, verify_synth_kd
 from chatmill.compiler.run import Outcome
-from chatmill.core.harmony_ids import EOD, START
 from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
 from chatmill.distill.manifest import KDConfig
 from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd_shard import KDShard
-from chatmill.tokenizer.assets import find_o200k
 from tests.cli.run import here
 from tests.compiler.builds import digest
 from tests.compiler.killing import check, reports_of
+from tests.distill import straightforward
 from tests.distill.inputs import REAL, chat, in_chunks_of, leftovers, listed_files, manifest_of, row, small, write_input
-from tests.megatron.kd_sets import write_column
 
 FRACTION = 0.05
 """Of the real rows, so that both splits have some."""
@@ -41,40 +36,9 @@ def whole(fast_module: Path) -> Path:
     return result.root
 
 
-def straightforward(root: Path) -> None:
-    """The real rows by the official renderer, one at a time, and Megatron's own builder: as one would write it first.
-
-    Nothing of the fast build is used here but the vocabulary file.
-    """
-    import openai_harmony
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TIKTOKEN_ENCODINGS_BASE", str(find_o200k().parent))
-        encoding = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
-    config = openai_harmony.RenderConversationConfig(auto_drop_analysis=False)
-    columns: dict[Path, list[list[int]]] = defaultdict(list)
-    for shard in sorted(REAL.glob("*.parquet")):
-        for one in pq.read_table(shard).to_pylist():
-            number = int.from_bytes(hashlib.blake2b(one["synth_id"].encode(), digest_size=8).digest(), "big")
-            split = "valid" if number < int(Decimal(str(FRACTION)) * 2**64) else "train"
-            conversation = openai_harmony.Conversation.from_json(one["messages_json"])
-            ids = encoding.render_conversation_for_training(conversation, config)
-            messages, span, spans = iter(json.loads(one["messages_json"])["messages"]), 0, []
-            for token in ids:
-                if token == START:
-                    message = next(messages)
-                    span = {"analysis": 1, "final": 2}[message["channel"]] if message["role"] == "assistant" else 0
-                spans.append(span)
-            spans = [*spans[1:], 0, 0]
-            for column, values in zip(COLUMNS, ([*ids, EOD], [int(span > 0) for span in spans], spans), strict=True):
-                columns[root / split / f"shard_{shard.stem[-2:]}_{column}"].append(values)
-    for prefix, documents in columns.items():
-        write_column(prefix, documents, np.int32 if prefix.name.endswith("tokens") else np.uint8)
-
-
 @pytest.mark.filterwarnings("ignore")  # Megatron's own, while it is imported
 def test_files_equal_a_straightforward_build_with_megatrons_writer(whole: Path, fast: Path) -> None:
-    straightforward(fast)
+    assert straightforward.build(REAL, fast, valid_fraction=FRACTION)["rows"] == 500
     theirs = {path.relative_to(fast).as_posix(): path for path in fast.rglob("*.*")}
     assert theirs.keys() == listed_files(whole)
     assert len(theirs) == 2 * 2 * 3 * 2
