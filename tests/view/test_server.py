@@ -45,7 +45,7 @@ def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, 
 @pytest.mark.parametrize(
     ("status", "asked"),
     [
-        (200, [("/view.js",), ("/style.css",), ("/a/train",), ("/a/train/browse",), ("/a/train/0",)]),
+        (200, [("/view.js",), ("/style.css",), ("/a/train?token=x",), ("/a/train/browse",), ("/a/train/0",)]),
         (303, [("/",)]),
         (403, [("/a/train", "GET", host) for host in ("evil.example", "127.0.0.1.evil.example", "a:80", "", "[::2]")]),
         (200, [("/a/train", "GET", host) for host in ("localhost", "127.0.0.1:1", "[::1]:7", "localhost:99")]),
