@@ -130,7 +130,7 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _found(report: AuditReport) -> str:
-    both = (*report.findings, *(note for note in report.notes if note.code == "behind_stop_trained"))
+    both = (*report.findings, *(note for note in report.notes if note.code == "after_stop_trained"))
     listed = [f"`{one.code}` {one.count:,} of {one.total:,} {one.rule.unit}" for one in both]
     return "; ".join(listed) or "nothing"
 

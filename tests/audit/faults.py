@@ -213,7 +213,7 @@ FAULTS = (
     Fault("newline of the prompt trained", "prompt_trained", _each(masked(0, -1, 0, True))),
     Fault("header trained", "prompt_trained", _each(masked(0, -2, 0, True)), "llama3"),
     Fault("user text trained", "context_trained", _each(_role_trained)),
-    Fault("newline after the stop trained", "behind_stop_trained", _each(masked(1, 0, 1, True))),
+    Fault("newline after the stop trained", "after_stop_trained", _each(masked(1, 0, 1, True))),
     Fault("stop not trained", "stop_untrained", _each(masked(1, -1, 0, False))),
     Fault("stop dropped", "stop_missing", _each(_no_stop)),
     Fault("stop of the last answers dropped", "stop_missing", _some(_no_stop)),

@@ -48,7 +48,7 @@ OWN = {
         ("qwen3_5_think_training", "tags_train_prompt", "<think>"),
         ("qwen3_8_training", "tags_train_prompt", "<think>"),
         ("qwen2_5_training", "tags_train_prompt", '"\\n"'),
-        ("qwen3_training", "tags_train_behind_stop", '"\\n"'),
+        ("qwen3_training", "tags_train_after_stop", '"\\n"'),
         ("cohere2_training", "tags_agree", "exactly what is proved"),
     ],
 )

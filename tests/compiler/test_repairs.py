@@ -128,7 +128,7 @@ def test_call_ids_have_nine_letters_and_results_those_of_their_calls() -> None:
             {},
         ),
         (Repair.LEADING_ANSWER, [SYSTEM, HELLO, Q, ANSWER], [SYSTEM, Q, ANSWER], {"lost_content": 6}),
-        (Repair.TEXT_BESIDE_CALL, [Q, BESIDE], [Q, silent(BESIDE, reasoning="Hm.\n\nI look.")], {}),
+        (Repair.TEXT_WITH_CALL, [Q, BESIDE], [Q, silent(BESIDE, reasoning="Hm.\n\nI look.")], {}),
     ],
 )
 def test_what_a_repair_makes_of_a_record(repair: Repair, before: Any, after: Any, lost: dict[str, int]) -> None:
@@ -156,12 +156,12 @@ HELPED: list[Any] = [
     (HIDES, [SYSTEM, Q, ANSWER], [], NotShown.DROP, [Q, ANSWER], {"lost_content": len("Be kind.")}),
     # gpt-oss writes both as analysis, and takes the contents of calls away once a final answer follows
     (
-        *("gpt_oss", [Q, BESIDE._replace(reasoning=None), *AFTER_CALL], [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE),
+        *("gpt_oss", [Q, BESIDE._replace(reasoning=None), *AFTER_CALL], [Repair.TEXT_WITH_CALL], NotShown.REFUSE),
         [Q, silent(BESIDE, reasoning="I look."), *AFTER_CALL],
-        {"repaired_text_beside_call": 1},
+        {"repaired_text_with_call": 1},
     ),
     # as reasoning it would be lost where a template shows none
-    ("mistral_nemo", [Q, NINE], [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE, "not_shown", {}),
+    ("mistral_nemo", [Q, NINE], [Repair.TEXT_WITH_CALL], NotShown.REFUSE, "not_shown", {}),
     # a record that stays refused has the error that nothing helped against: no tools are shown, and no call ends
     (ENDLESS, [Q, silent(NINE)], [], NotShown.REFUSE, "not_shown", {}),
     (ENDLESS, [Q, silent(NINE)], [], NotShown.DROP, "no_stop", {}),

@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     """What it counts."""
     says: str
     """What it means, in one sentence."""
-    mend: str
+    fix: str
     """The way out, in one sentence."""
     is_note: bool = False
     """Worth knowing, and not a fault."""
@@ -47,7 +47,7 @@ RULES: Mapping[str, Rule] = {
     "context_trained": Rule("context trained", "tokens",
         "Tokens of system, user or tool messages are targets.",
         "Mask everything but answers: train_on_inputs: false, assistant_only_loss=True, train_on_responses_only."),
-    "behind_stop_trained": Rule("text after the stop trained", "answers",
+    "after_stop_trained": Rule("text after the stop trained", "answers",
         "What the template writes after the stop is a target, and generation has ended there.",
         "Costs little, and teaches nothing; in TRL's templates the tag must close before the newline.", NOTE),
     "stop_untrained": Rule("stop not trained", "answers",

@@ -97,7 +97,7 @@ class DocumentLayout:
 
     places: Codes
     answers: AnswerSpans
-    strange: Ints
+    unexpected: Ints
     """Special tokens where the template writes none."""
     openings: Ints
     """Where messages open."""
@@ -122,8 +122,8 @@ def find_literals(bound: ModelTemplate) -> Literals:
         token = bound.tokenizer.decode(probes.ids[wrong][:1])
         why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
         return dataclasses.replace(literals, openings=(), unusable=why)
-    strange = find_layout(set_of_probes(literals), literals).strange
-    odd = probes.ids[strange[~probes.doubtful[row[strange]]]]
+    unexpected = find_layout(set_of_probes(literals), literals).unexpected
+    odd = probes.ids[unexpected[~probes.doubtful[row[unexpected]]]]
     return dataclasses.replace(literals, odd=frozenset(odd.tolist()))
 
 
@@ -218,13 +218,13 @@ def find_layout(data: TrainerRows, literals: Literals) -> DocumentLayout:
         begins = data.bounds[0][data.filled]
         places[begins[ids[begins] == literals.bos]] = TokenPlace.BEGIN
     places[padding] = TokenPlace.UNKNOWN
-    strange = np.union1d(spelled, _strange(data, events, literals))
-    strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
-    odd = np.isin(ids[strange], list(literals.odd))
+    unexpected = np.union1d(spelled, _unexpected(data, events, literals))
+    unexpected = np.union1d(unexpected, _closed_twice(events, limits, stops, literals))
+    odd = np.isin(ids[unexpected], list(literals.odd))
     return DocumentLayout(
         places=places,
         answers=answers,
-        strange=strange[~odd],
+        unexpected=unexpected[~odd],
         openings=events.starts,
         opening_roles=events.roles,
         doubtful=int(odd.sum()),
@@ -341,11 +341,11 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
     return fits
 
 
-def _strange(data: TrainerRows, events: _Events, literals: Literals) -> Ints:
+def _unexpected(data: TrainerRows, events: _Events, literals: Literals) -> Ints:
     """Find special ids that the template never writes, and starts of openings that no opening continues."""
     ids, padding = data.ids, data.padding
     special = np.isin(ids, list(literals.specials)) & ~padding
-    strange = special & ~np.isin(ids, list(literals.written))
+    unexpected = special & ~np.isin(ids, list(literals.written))
     openers = {opening.ids[0] for opening in literals.openings} - literals.stops
     openers -= {i for opening in literals.openings for i in opening.ids[1:]}
     inside = np.zeros(len(ids), dtype=np.bool_)
@@ -353,5 +353,5 @@ def _strange(data: TrainerRows, events: _Events, literals: Literals) -> Ints:
     begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
     size = max((opening.solid for opening in literals.openings), default=0)
     ends = data.documents[data.document_of(begun) + 1]
-    strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
-    return np.flatnonzero(strange)
+    unexpected[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
+    return np.flatnonzero(unexpected)

@@ -174,7 +174,7 @@ def _after_stop(
     rest = after & ~again
     starts, ends = stretches(trained & (layout.places == TokenPlace.AFTER_STOP))
     at = np.searchsorted(starts, next_to[rest])
-    yield RawFinding("behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
+    yield RawFinding("after_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
 
 
 def _context(

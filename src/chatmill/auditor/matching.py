@@ -214,7 +214,7 @@ def _take_over(layout: DocumentLayout, data: TrainerRows, source: SourceRows, do
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
     new = _exact_answers(places, into, per_token, documents, owners, weights)
     layout.answers = layout.answers.keep(~np.isin(layout.answers.documents, documents)).merged_with(new)
-    layout.strange = layout.strange[~np.isin(data.document_of(layout.strange), documents)]
+    layout.unexpected = layout.unexpected[~np.isin(data.document_of(layout.unexpected), documents)]
 
 
 def _exact_answers(

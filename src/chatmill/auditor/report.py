@@ -77,7 +77,7 @@ class AuditFinding:
             "unit": rule.unit,
             "share": self.share,
             "says": rule.says,
-            "mend": rule.mend,
+            "fix": rule.fix,
             "detail": self.detail or None,
             "examples": [
                 example._asdict() | {"parts": [part._asdict() for part in example.parts]} for example in self.examples
@@ -207,7 +207,7 @@ def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
     print_labelled(console, "", finding.rule.says, indent=2, gutter=0)
     if finding.detail:
         print_labelled(console, "", finding.detail, indent=2, gutter=0)
-    print_labelled(console, "", finding.rule.mend, indent=2, gutter=0)
+    print_labelled(console, "", finding.rule.fix, indent=2, gutter=0)
     for example in finding.examples[:count]:
         text = Text(f"  row {example.row:,}: ", style="bright_black")
         text.append(_example(example))

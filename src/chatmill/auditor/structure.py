@@ -228,7 +228,7 @@ class Structure:
 
     def _special(self, opened: Bools) -> Iterator[RawFinding]:
         """Special tokens that came from text; an eos or pad at the end of a document is no such thing."""
-        places = self._layout.strange
+        places = self._layout.unexpected
         document = self._data.document_of(places)
         ids = self._data.ids
         ends = {token for token in (self._eos, self._literals.bos) if token is not None}

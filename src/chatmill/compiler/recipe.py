@@ -56,7 +56,7 @@ class Repair(StrEnum):
     """A message with several calls becomes one for each, followed by its result."""
     LEADING_ANSWER = "leading_answer"
     """Answers before the first user message are left out."""
-    TEXT_BESIDE_CALL = "text_beside_call"
+    TEXT_WITH_CALL = "text_with_call"
     """Text of a message that has reasoning and a call becomes the end of the reasoning."""
     TOOL_DESCRIPTIONS = "tool_descriptions"
     """Tools without a description get an empty one, which gpt-oss' template asks for."""

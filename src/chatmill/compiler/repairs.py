@@ -53,7 +53,7 @@ class _Case:
         """Apply one more repair: the record, what is lost and the repair; None if none is left."""
         place = PLACE.fullmatch(self.error.path)
         is_hidden = self.error.code == "not_shown"
-        useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_BESIDE_CALL] if is_hidden and place else []
+        useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_WITH_CALL] if is_hidden and place else []
         for repair in self.repairs if self.error.code in REFUSED else useful:
             if repair in self.repairs and repair not in self.tried:
                 result = REPAIRS[repair](self.conversation)
@@ -130,7 +130,7 @@ def render_repaired(
 
 def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[Repair]:
     """Return the repairs that can help: text that becomes reasoning would be lost where the template shows none."""
-    return [repair for repair in repairs if template.reads_reasoning or repair is not Repair.TEXT_BESIDE_CALL]
+    return [repair for repair in repairs if template.reads_reasoning or repair is not Repair.TEXT_WITH_CALL]
 
 
 def derived_repaired(
@@ -201,7 +201,7 @@ def _leading_answer(conversation: Conversation) -> tuple[Conversation, Counts] |
     return conversation._replace(messages=(*kept, *messages[first:])), sum(map(_lost, dropped), Counter())
 
 
-def _text_beside_call(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+def _text_with_call(conversation: Conversation) -> tuple[Conversation, Counts] | None:
     """Text before a call as the last paragraph of its reasoning: for templates that take one of them, or drop both."""
     messages = tuple(
         message._replace(
@@ -272,7 +272,7 @@ REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | Non
     Repair.CALL_IDS: _call_ids,
     Repair.PARALLEL_CALLS: _parallel_calls,
     Repair.LEADING_ANSWER: _leading_answer,
-    Repair.TEXT_BESIDE_CALL: _text_beside_call,
+    Repair.TEXT_WITH_CALL: _text_with_call,
     Repair.TOOL_DESCRIPTIONS: _tool_descriptions,
     Repair.END_EARLIER: _end_earlier,
 }

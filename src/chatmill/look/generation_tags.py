@@ -83,7 +83,7 @@ def _compared(turns: Turns, answer: Answer[int], tagged: list[bool]) -> Iterator
         ("tags_train_prompt", before, answer.begin, False),
         ("tags_miss_answer", answer.begin, stop_begin, True),
         ("tags_miss_stop", stop_begin, end, True),
-        ("tags_train_behind_stop", end, len(ended.text), False),
+        ("tags_train_after_stop", end, len(ended.text), False),
     ):
         text = "".join(ended.text[at] for at in range(start, stop) if tagged[at] is not wanted)
         if text:

@@ -55,7 +55,7 @@ TEXTS = {
     "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
     "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
     "model never writes: {example}, in {probes}.",
-    "tags_train_behind_stop": "The {{% generation %}} tags train text after the stop, which a model never gets to "
+    "tags_train_after_stop": "The {{% generation %}} tags train text after the stop, which a model never gets to "
     "write: {example}, in {probes}.",
     "tags_miss_stop": "The {{% generation %}} tags leave out the stop, so a model does not learn to end its answers: "
     "{example}, in {probes}.",
