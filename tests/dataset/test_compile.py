@@ -167,7 +167,7 @@ def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says:
         ([SHORT], {"model": "./Qwen3-9B"}, "no tokenizer 'Qwen3-9B'"),
         ("none.jsonl", {"model": "./Qwen3-9B"}, r"there is no file 'none\.jsonl'"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_compiled_is_refused_with_the_way_out(source: Any, options: dict[str, Any], says: str) -> None:
     """A way out that is an option is a note."""
