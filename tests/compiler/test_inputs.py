@@ -354,6 +354,9 @@ def test_a_row_group_of_many_chunks_is_spooled(tmp_path: Path) -> None:
     few = scan(path, chunk_bytes=200_000)
     assert {chunk.data for chunk in few.chunks} == {str(path)}
     assert in_chunks(few) == in_chunks(scanned)
+    size = sum(len(f"row {n} " * 20) for n in range(5000))
+    for chunks in (scanned.chunks, few.chunks):
+        assert size < sum(chunk.bytes for chunk in chunks) < 2 * size, "what progress is counted in"
 
 
 def test_a_disk_that_is_full_or_refuses_is_a_clear_error_and_leaves_no_half_spool(packed: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler.run import run_build
@@ -266,7 +266,7 @@ ANSWERS = st.builds(
         Role.ASSISTANT, "x", tool_calls=tuple(ToolCall("look", "{}", one) for one in ids), weight=weight
     ),
     st.lists(IDS, max_size=2),
-    st.sampled_from([None, 0.0, 0.5]),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
 )
 RESULTS = st.builds(
     lambda text, called, extra: Message(Role.TOOL, text, tool_call_id=called, extra=extra),
@@ -278,6 +278,7 @@ RESULTS = st.builds(
 
 @settings(max_examples=600)  # quick ones
 @given(st.lists(st.lists(ANSWERS | RESULTS, max_size=7), min_size=1, max_size=4))
+@example([[Message(Role.ASSISTANT, "", tool_calls=(ToolCall("look", "{}"),)), Message(Role.TOOL, "Error: no")]])
 def test_failed_calls_of_columns_and_of_single_messages_agree(chats: list[list[Message]]) -> None:
     conversations = [Conversation(tuple(messages)) for messages in chats]
     found, counts = RULE.without_failed(Conversations.of(conversations))
