@@ -329,7 +329,8 @@ def test_no_worker_outlives_its_driver(
     command = [sys.executable, str(script), str(notes), job, engine]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as driver:
         try:
-            jobs.wait_for(lambda: len(list(notes.iterdir())) == 2)
+            wanted = 1 if how == "ray" else 2  # a job that Ray could not cancel any more may hold the other core
+            jobs.wait_for(lambda: len(list(notes.iterdir())) >= wanted)
             pids = [int(note.name.removeprefix("pid_")) for note in notes.iterdir()]
             assert all(alive(pid) for pid in pids)
             if end == signal.SIGINT:
