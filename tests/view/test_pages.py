@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -358,3 +361,13 @@ def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Runnin
     page.keyboard.press("p")
     page.wait_for_selector(f"text={total - 50 - 64 - 2048:,}–{total - 50 - 64 - 1:,}")
     inert(page)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tab")  # says so where there is no browser
+def test_the_screenshots_of_the_docs_can_be_taken_again(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "examples" / "screenshots.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in root.glob("docs/images/view-*.png")}

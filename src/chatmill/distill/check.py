@@ -80,7 +80,10 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
     source = read_input(said["path"])
     listed = [said["shards"], *(manifest["splits"][split]["shards"] for split in KDSplit)]
     if any(len(shards) != len(source.shards) for shards in listed):
-        raise FormatError(f"{MANIFEST} does not list one shard for each of the {len(source.shards)} of {said['path']}")
+        raise FormatError(
+            f"{MANIFEST} lists {', '.join(sorted({str(len(shards)) for shards in listed}))} shards, {said['path']} has "
+            f"{len(source.shards)}: the input has changed since the build, or the manifest was edited"
+        )
     source = source.taking([shard["rows_used"] for shard in said["shards"]])
     vocabulary, _ = vocabulary_file(None if named == BUNDLED else named)
     versions = (manifest["package_version"], manifest["renderer"]["version"])
