@@ -5,15 +5,19 @@ recipe with the turn that made it and the numbers it had then. Kinds of recipes,
 
     ("position", form)             a number that follows from positions
     ("plain", type name, value)    a constant
+    ("float", digits)              a constant; digits tell 0.0 from -0.0
     ("text", parts)                a text: pairs of a literal and an expression
     ("message", address)           a message of the conversation
     ("messages", start, left out at the end, is reversed)      the start is a form
     ("range", start, stop, step)                               start and stop are forms
     ("space", number)              a namespace
-    ("value", path)                an object, list or number of the record
-    ("list", is a tuple, values)   a list of such values; of an object, the keys come before its values
+    ("value", type name, path)     an object, list or number of the record
+    ("list", is a tuple, values)   a list of such values
+    ("dict", keys and values)      an object of such values: each key is followed by its value
     ("nothing",)                   an undefined name
-    ("thing", name)                a macro or function: the same in every turn
+    ("macro", code)                a macro of the template, by the place where it is defined; what it reads is observed
+    ("global", name)               a function that the environment gives to every template
+    ("method", name, value)        a method of such a value
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from chatmill.render.jinja.turn import Turn
 from chatmill.render.jinja.views import MessagesView, MessageView, PositionRange, Space
 
 Recipe = tuple[Any, ...]
-_PLAIN = (str, bool, int, float, type(None))
+_PLAIN = (str, bool, int, type(None))
 _RECORD_VALUES = (TracedDict, TracedList, TracedInt, TracedFloat)
 
 
@@ -57,6 +61,8 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
         return ("position", value.form)
     if kind in _PLAIN:
         return ("plain", kind.__name__, value)
+    if kind is float:
+        return ("float", value.hex())
     if kind is Traced:
         parts = parts_of(value, turn.own)
         if any(e is not None and e[0] == HOLE for _, e in parts):
@@ -71,16 +77,42 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     if kind is Space:
         return ("space", value._number)
     if kind in _RECORD_VALUES:
-        return ("value", shifted_path(value._path, -turn.own))
+        return ("value", kind.__name__, shifted_path(value._path, -turn.own))
     if kind in (list, tuple):
         return ("list", kind is tuple, tuple(recipe_of(item, turn) for item in value))
     if kind is dict:
-        return ("list", tuple(value), tuple(recipe_of(item, turn) for item in value.values()))
+        return ("dict", _entries(value, turn))
     if isinstance(value, Undefined):
         return ("nothing",)
-    if isinstance(value, Macro) or callable(value):
-        return ("thing", getattr(value, "name", None) or getattr(value, "__name__", repr(value)))
+    if callable(value):
+        return _recipe_of_callable(value, turn)
     raise Unfollowed(f"a value of type {kind.__name__} outlives a turn")
+
+
+def _entries(value: dict[Any, Any], turn: Turn) -> tuple[Recipe, ...]:
+    """Return the recipes of the keys and values of an object, each key before its value."""
+    entries: list[Recipe] = []
+    for key, item in value.items():
+        if type(key) is Traced and any(e is not None and e[0] != "const" for _, e in key.pieces()):
+            raise Unfollowed("a text of the record is the key of an object that outlives its turn")
+        entries += [recipe_of(key, turn), recipe_of(item, turn)]
+    return tuple(entries)
+
+
+def _recipe_of_callable(value: Any, turn: Turn) -> Recipe:
+    """Say how a turn makes a function: what it calls is told apart by more than its name."""
+    name = turn.run.global_names.get(id(value))
+    if name is not None:
+        return ("global", name)
+    if isinstance(value, Macro):
+        function = value._func
+        if function.__qualname__ != "root.<locals>.macro":
+            raise Unfollowed("a macro that another one has made outlives its turn")
+        return ("macro", function.__code__)
+    owner = getattr(value, "__self__", None)
+    if owner is None or getattr(owner, value.__name__, None) != value:
+        raise Unfollowed(f"a function of type {type(value).__name__} outlives a turn")
+    return ("method", value.__name__, recipe_of(owner, turn))
 
 
 def _border(value: int, turn: Turn) -> Form:
@@ -112,11 +144,30 @@ def kept(recipe: Recipe, turn: Turn) -> Kept:
     return Kept(recipe, turn.own, tuple(numbers))
 
 
+_NESTED = frozenset({"list", "dict", "method"})
+"""Recipes that are made of others."""
+
+
+def _inner(recipe: Recipe) -> tuple[Recipe, ...]:
+    """Return the recipes that a nested one is made of."""
+    if recipe[0] == "method":
+        return (recipe[2],)
+    inner: tuple[Recipe, ...] = recipe[-1]
+    return inner
+
+
+def spaces_of(recipe: Recipe) -> list[int]:
+    """Return the numbers of the namespaces in a value."""
+    if recipe[0] in _NESTED:
+        return [number for item in _inner(recipe) for number in spaces_of(item)]
+    return [recipe[1]] if recipe[0] == "space" else []
+
+
 def forms_of(recipe: Recipe) -> list[Form]:
     """Return the numbers of a value that may differ between turns: they go into registers, in this order."""
     kind = recipe[0]
-    if kind == "list":
-        return [form for item in recipe[2] for form in forms_of(item)]
+    if kind in _NESTED:
+        return [form for item in _inner(recipe) for form in forms_of(item)]
     borders = {"position": recipe[1:2], "messages": recipe[1:2], "range": recipe[1:3]}.get(kind, ())
     return [form for form in borders if form[0]]
 
@@ -131,9 +182,13 @@ def seen(recipe: Recipe, by: int) -> Recipe:
     if kind == "message":
         return (kind, shifted_address(recipe[1], by))
     if kind == "value":
-        return (kind, shifted_path(recipe[1], by))
+        return (kind, recipe[1], shifted_path(recipe[2], by))
     if kind == "list":
         return (kind, recipe[1], tuple(seen(item, by) for item in recipe[2]))
+    if kind == "dict":
+        return (kind, tuple(seen(item, by) for item in recipe[1]))
+    if kind == "method":
+        return (kind, recipe[1], seen(recipe[2], by))
     return recipe
 
 
@@ -141,6 +196,6 @@ def moves(recipe: Recipe) -> bool:
     """Return whether what a value looks like depends on the turn that looks."""
     if recipe[0] == "text":
         return any(e is not None for _, e in recipe[1])
-    if recipe[0] == "list":
-        return any(map(moves, recipe[2]))
+    if recipe[0] in _NESTED:
+        return any(map(moves, _inner(recipe)))
     return recipe[0] == "value" or (recipe[0] == "message" and type(recipe[1]) is int)

@@ -2,11 +2,17 @@
 
 A loop whose iterable mentions the messages becomes
 
-    {% macro turn7(message, loop, ns, enable_thinking, ... every other name that the body reads) %} BODY {% endmacro %}
-    {{ environment.run_loop(7, ITERABLE, (ns, enable_thinking, ...), turn7) }}
+    {% macro 1turn7(message, 1loop7, ns, enable_thinking, ... every other name that the body may read) %}
+        BODY
+    {% endmacro %}
+    {{ environment.run_loop(7, ("ns", "enable_thinking", ...), ITERABLE, (ns, enable_thinking, ...), 1turn7) }}
 
-A macro scopes `set` as the body of a loop does, so the text is the same; and everything the body can read is now handed
-to it.
+A macro scopes `set` as the body of a loop does, so the text is the same; and everything the body reads is handed to it.
+Names of our own begin with a digit, which no name of a template does.
+
+A body may call macros of the template, and these read names from around them. The names listed here are those that
+they are likely to read. What they do read is observed (`outside_reads`): a name that was not handed, or that is another
+variable, is not followed.
 """
 
 from __future__ import annotations
@@ -16,16 +22,19 @@ from collections.abc import Callable, Iterable
 import jinja2
 from jinja2 import nodes
 
-CONSTANTS = frozenset({"true", "false", "none", "True", "False", "None"})
-OF_MACROS = frozenset({"caller", "varargs", "kwargs"})
-"""Names that a macro reads and no one hands to it."""
-TURN = "turn_"
+OF_MACROS = frozenset({"caller", "varargs", "kwargs", "self"})
+"""Names that Jinja gives a meaning of its own: in a body they become names of ours."""
+OURS = "1"
+"""The first character of names of ours."""
+ONCE = f"{OURS}once"
+LOOP = f"{OURS}loop"
+TURN = f"{OURS}turn"
 """The names of macros that bodies become begin with this."""
 
 
 def hook_loops(template: nodes.Template, environment: jinja2.Environment) -> int:
     """Have the environment run the loops over messages; return how many there are."""
-    hooks = _Hooks(template, environment)
+    hooks = _Hooks(template)
     template.body = hooks.body(template.body)
     template.set_environment(environment)
     for node in template.find_all(nodes.Node):
@@ -37,13 +46,9 @@ def hook_loops(template: nodes.Template, environment: jinja2.Environment) -> int
 class _Hooks:
     """Goes through a template's statements, and replaces loops."""
 
-    def __init__(self, template: nodes.Template, environment: jinja2.Environment) -> None:
-        self._environment = environment
+    def __init__(self, template: nodes.Template) -> None:
         self.count = 0
-        macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
-        self._macros = {
-            name: _reads(macro.body) - {argument.name for argument in macro.args} for name, macro in macros.items()
-        }
+        self._macros = _reads_of_macros(template)
         self._aliases = _aliases(template)
 
     def body(self, statements: list[nodes.Node]) -> list[nodes.Node]:
@@ -69,23 +74,24 @@ class _Hooks:
         assert isinstance(node.target, nodes.Name)
         self.count += 1
         number, line = self.count, node.lineno
-        body, loop = node.body, f"loop_{number}"
+        body, loop = node.body, f"{LOOP}{number}"
         if node.test is not None:
             body = [nodes.If(node.test, body, [], []).set_lineno(line)]
         _rename_loop(body, loop)  # Jinja would not find the `loop` of a loop around it after a parameter of that name
         if _leaves_early(body):
-            once = nodes.Name("once_", "store")
+            once = nodes.Name(ONCE, "store")
             body = [nodes.For(once, nodes.Const((0,)), _with_breaks(body), [], None, False).set_lineno(line)]
-        free = sorted(self._read_by(body) - {node.target.name, loop} - CONSTANTS - OF_MACROS)
-        free = [name for name in free if name not in self._environment.globals]
-        free = [name for name in free if not name.startswith(TURN)]
+        free = sorted(self._read_by(body) - {node.target.name, loop, ONCE})
+        renamed = {name: OURS + name for name in OF_MACROS.intersection([node.target.name, *free])}
+        _rename_outside_macros(body, renamed)
         inner = self.body(body)
-        handed = [node.target.name, loop, *free]
+        handed = [renamed.get(node.target.name, node.target.name), loop, *[renamed.get(name, name) for name in free]]
         macro = nodes.Macro(f"{TURN}{number}", [nodes.Name(name, "param") for name in handed], [], inner)
         run = nodes.Call(
             nodes.EnvironmentAttribute("run_loop"),
             [
                 nodes.Const(number),
+                nodes.Const(tuple(free)),
                 node.iter,
                 nodes.Tuple([nodes.Name(name, "load") for name in free], "load"),
                 nodes.Name(f"{TURN}{number}", "load"),
@@ -97,13 +103,45 @@ class _Hooks:
         return [macro.set_lineno(line), nodes.Output([run]).set_lineno(line)]
 
     def _read_by(self, body: Iterable[nodes.Node]) -> set[str]:
-        """Return the names that statements read, also those that the macros they call read."""
+        """Return the names that statements read, also those that the macros they mention read."""
         names = _reads(body)
         while True:
             more = names.union(*(self._macros[name] for name in names if name in self._macros))
             if more == names:
-                return names - set(self._macros)
+                return names
             names = more
+
+
+def _reads_of_macros(template: nodes.Template) -> dict[str, set[str]]:
+    """Return, for each name that may hold a macro, the names that calling it may read.
+
+    A macro may be defined more than once, and held by other names: in lists, objects and namespaces, too.
+    """
+    reads: dict[str, set[str]] = {}
+    for macro in template.find_all(nodes.Macro):
+        parameters = {argument.name for argument in macro.args}
+        own = (_reads(macro.body) - parameters) | _reads(macro.defaults)
+        reads[macro.name] = reads.get(macro.name, set()) | own
+    while True:
+        before = sum(map(len, reads.values())), len(reads)
+        for target, value in _assigned(template):
+            held = _reads([value]) & reads.keys()
+            for name in _reads([target]) if held else ():
+                reads[name] = reads.get(name, set()) | held
+        if before == (sum(map(len, reads.values())), len(reads)):
+            return reads
+
+
+def _assigned(template: nodes.Template) -> list[tuple[nodes.Node, nodes.Node]]:
+    """Return what names are given: pairs of a target and an expression."""
+    pairs: list[tuple[nodes.Node, nodes.Node]] = []
+    for assigned in template.find_all(nodes.Assign):
+        pairs.append((assigned.target, assigned.node))
+    for loop in template.find_all(nodes.For):
+        pairs.append((loop.target, loop.iter))
+    for block in template.find_all(nodes.With):
+        pairs += zip(block.targets, block.values, strict=True)
+    return pairs
 
 
 def _aliases(template: nodes.Template) -> set[str]:
@@ -123,12 +161,16 @@ def _aliases(template: nodes.Template) -> set[str]:
 
 
 def _reads(body: Iterable[nodes.Node]) -> set[str]:
+    """Return the names that are read in statements, and those that are assigned."""
     names: set[str] = set()
     for node in body:
-        for name_node in (node, *node.find_all((nodes.Name, nodes.NSRef))):
-            if isinstance(name_node, nodes.Name | nodes.NSRef):
+        for name_node in (node, *node.find_all(_NAMED)):
+            if isinstance(name_node, _NAMED):
                 names.add(name_node.name)
     return names
+
+
+_NAMED = (nodes.Name, nodes.NSRef, nodes.Macro)
 
 
 def _leaves_early(body: Iterable[nodes.Node]) -> bool:
@@ -172,3 +214,14 @@ def _rename_loop(body: Iterable[nodes.Node], name: str) -> None:
             _rename_loop([node.iter], name)
         else:
             _rename_loop(node.iter_child_nodes(), name)
+
+
+def _rename_outside_macros(body: Iterable[nodes.Node], names: dict[str, str]) -> None:
+    """Have statements use other names; in a macro of their own, these names are the macro's."""
+    if not names:
+        return
+    for node in body:
+        if isinstance(node, nodes.Name | nodes.NSRef):
+            node.name = names.get(node.name, node.name)
+        fields = ("body",) if isinstance(node, nodes.Macro | nodes.CallBlock) else ()
+        _rename_outside_macros(node.iter_child_nodes(exclude=fields), names)

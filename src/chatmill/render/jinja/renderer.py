@@ -197,7 +197,7 @@ class Renderer:
         """Run the template."""
         self.runs += 1
         sandbox = self._sandboxes.tracing
-        run = sandbox.run = TurnRun(view, count, self.tries, sandbox.undefined)
+        run = sandbox.run = TurnRun(view, count, self.tries, sandbox)
 
         def code() -> str:
             tools = list(view.conversation.tools) or None

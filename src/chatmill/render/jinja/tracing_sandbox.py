@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from chatmill.render.jinja.limits import refuse_excess
 from chatmill.render.jinja.loops import hook_loops
+from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.sandbox import (
@@ -71,7 +72,7 @@ TEXTUAL = (Traced, RecordValue)
 TEXTS = frozenset({str, Traced})
 
 
-class _TracingGenerator(PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
+class _TracingGenerator(OutsideReads, PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
     """Writes templates that make texts of values with their origins, and slices whose borders may be positions."""
 
     written = "environment.text_of"
@@ -130,10 +131,10 @@ class TracingSandbox(PlainSandbox):
 
     # ---- loops over messages
 
-    def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Any) -> str:
+    def run_loop(self, site: int, names: tuple[str, ...], iterable: Any, values: tuple[Any, ...], body: Any) -> str:
         """Run a loop: over messages turn by turn, over anything else as Jinja does."""
         if self.run is not None and type(iterable) in (MessagesView, PositionRange):
-            return self.run.run_loop(site, iterable, values, body)
+            return self.run.run_loop(site, names, iterable, values, body)
         written = []
         turn = self._turn()
         for item, loop in LoopContext(self.counted(iterable), self.undefined):
@@ -142,6 +143,10 @@ class TracingSandbox(PlainSandbox):
                 turn.breaks = False
                 break
         return joined(written)
+
+    def outside(self, name: str, value: Any) -> Any:
+        """Return the value of a name that a macro or a block reads from around it."""
+        return value if self.run is None else self.run.outside(name, value)
 
     def break_loop(self) -> str:
         """End the loop that runs after this turn."""

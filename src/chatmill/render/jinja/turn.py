@@ -5,7 +5,7 @@ A *turn* is the body of a loop over messages for one of them; the *root* is ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,10 @@ Address = int | tuple[str, int]
 class Turn:
     """One turn of a loop, or the root: where it is, and what it has asked so far."""
 
-    __slots__ = ("breaks", "holes", "is_message", "live", "mark", "outer", "own", "registers", "run", "seen", "trace")
+    __slots__ = (
+        *("arguments", "breaks", "holes", "is_message", "live", "loop", "mark", "outer", "own", "registers", "run"),
+        *("seen", "trace"),
+    )
 
     def __init__(self, run: Replies, own: int, outer: Turn | None, is_message: bool) -> None:
         """`own` is the position of the turn's message, or `ROOT`."""
@@ -38,6 +41,10 @@ class Turn:
         self.trace: list[tuple[Question, Any]] = []
         self.seen: set[Question] = set()
         self.live: dict[tuple[int, str], Any] = {}
+        self.loop: Any = None
+        """The loop that it is a turn of; None for the root."""
+        self.arguments: list[Any] = []
+        """What it was handed."""
 
     def field(self, path: Path) -> Any:
         """Return the value at a path that counts from the turn's own message."""
@@ -49,6 +56,8 @@ class Replies(Notes):
 
     turn: Turn
     """The one that runs, and as long as it does."""
+    global_names: Mapping[int, str] = {}
+    """The names of functions that every template is given, by their identities."""
 
     def __init__(self, view: RecordView, count: int, shapes: dict[Any, int]) -> None:
         """`shapes` numbers those of messages."""

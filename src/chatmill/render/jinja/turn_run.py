@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jinja2
+from jinja2.runtime import Undefined
+from jinja2.utils import missing
+
 from chatmill.render.jinja.expressions import Expression, Question, evaluate
-from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, kept, moves, parts_of, recipe_of, seen
+from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, kept, moves, parts_of, recipe_of, seen, spaces_of
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import OWN, Form, Position, added, base_form, handed
 from chatmill.render.jinja.questions import HOLE, Unfollowed, shifted, shifted_address, shifted_path
@@ -31,10 +35,11 @@ Body = Callable[..., str]
 class TurnRun(Replies):
     """One rendering of the first messages of a conversation."""
 
-    def __init__(self, view: RecordView, count: int, tries: Replay, undefined: Callable[..., Any]) -> None:
+    def __init__(self, view: RecordView, count: int, tries: Replay, environment: jinja2.Environment) -> None:
         """Nothing has run yet."""
         super().__init__(view, count, tries.shapes)
-        self.tries, self.undefined = tries, undefined
+        self.tries, self.undefined = tries, environment.undefined
+        self.global_names = {id(value): name for name, value in environment.globals.items()}
 
     # ---- state
 
@@ -53,7 +58,7 @@ class TurnRun(Replies):
         """Set a value of a namespace for the template."""
         turn = self.turn
         recipe = recipe_of(value, turn)
-        if recipe[0] == "space" and recipe[1] >= turn.mark > number:
+        if number < turn.mark and any(space >= turn.mark for space in spaces_of(recipe)):
             raise Unfollowed("a namespace outlives its turn")
         turn.trace.append((("!set", number, name, recipe), None))
         self.spaces[number][name] = kept(recipe, turn)
@@ -73,6 +78,8 @@ class TurnRun(Replies):
         kind = recipe[0]
         if kind == "plain":
             return recipe[2]
+        if kind == "float":
+            return float.fromhex(recipe[1])
         if kind == "position":
             return next(numbers)
         if kind == "text":
@@ -86,14 +93,17 @@ class TurnRun(Replies):
         if kind == "space":
             return Space(recipe[1], self.read, self.write)
         if kind == "value":
-            path = shifted_path(recipe[1], own)
+            path = shifted_path(recipe[2], own)
             with self.unnoted():  # its type was noted when it was first read
                 return wrapped(self.field(path), path, self)
         if kind == "list":
             values = [self._revived(item, own, numbers) for item in recipe[2]]
-            if isinstance(recipe[1], tuple):
-                return dict(zip(recipe[1], values, strict=True))
             return tuple(values) if recipe[1] else values
+        if kind == "dict":
+            entries = [self._revived(item, own, numbers) for item in recipe[1]]
+            return dict(zip(entries[::2], entries[1::2], strict=True))
+        if kind == "method":
+            return getattr(self._revived(recipe[2], own, numbers), recipe[1])
         if kind == "nothing":
             return self.undefined()
         raise Unfollowed(f"a {kind} in a namespace")
@@ -105,11 +115,12 @@ class TurnRun(Replies):
 
     # ---- loops
 
-    def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Body) -> str:
-        """Run a loop over messages for the template."""
+    def run_loop(self, site: int, names: tuple[str, ...], iterable: Any, values: tuple[Any, ...], body: Body) -> str:
+        """Run a loop over messages for the template; its body is handed values of some names."""
         outer = self.turn
         question = ("loop", site, recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values))
         loop = Loop(self, site, iterable, [kept(recipe, outer) for recipe in question[3]])
+        loop.handed = dict(zip(names, enumerate(values), strict=True))
         outer.holes.append([])
         hole = len(outer.holes) - 1
         try:
@@ -140,9 +151,10 @@ class TurnRun(Replies):
                     break
             own, size = loop.positions[number], self.tries.size
             turn = self.turn = Turn(self, own, outer, loop.is_message)
+            turn.loop = loop
 
             def write(turn: Turn = turn, number: int = number) -> str:
-                arguments = [
+                turn.arguments = arguments = [
                     value if not held.numbers else self._revived(held.recipe, held.own, handed(held.numbers, turn))
                     for value, held in zip(values, loop.arguments, strict=True)
                 ]
@@ -159,6 +171,33 @@ class TurnRun(Replies):
                 break
             number, is_new = number + 1, self.tries.size > size
             is_asked = is_asked and (is_new or not is_skipping)  # else compiled code does not know what is known
+
+    def outside(self, name: str, value: Any) -> Any:
+        """Return what a macro reads of a name around it, as the turn that runs was handed it."""
+        turn = self.turn
+        if turn.loop is None:
+            return value
+        if not self._is_handed(turn, name, value):
+            raise Unfollowed(f"a macro reads {name!r}, which the loop around it was not handed")
+        _, passed = turn.loop.handed[name]
+        return value if isinstance(passed, Undefined) else self._own(turn, name)
+
+    def _is_handed(self, turn: Turn, name: str, value: Any) -> bool:
+        """Return whether a value is that of the variable which a turn was handed under a name."""
+        if turn.loop is None or name not in turn.loop.handed:
+            return False
+        _, passed = turn.loop.handed[name]
+        if isinstance(passed, Undefined):
+            return value is missing or isinstance(value, Undefined)
+        if value is passed or value is self._own(turn, name):
+            return True
+        outer = turn.outer
+        return outer is not None and self._is_handed(outer, name, passed) and self._is_handed(outer, name, value)
+
+    @staticmethod
+    def _own(turn: Turn, name: str) -> Any:
+        index, _ = turn.loop.handed[name]
+        return turn.arguments[index]
 
     def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
         """Run a turn by the template's code, remember it, and return what it wrote."""
@@ -216,6 +255,8 @@ class Loop:
         """`arguments` are what the body is handed."""
         self.positions, self.arguments, self._run = iterable.positions(), arguments, run
         self.is_message, self._forms = isinstance(iterable, MessagesView), iterable.forms()
+        self.handed: dict[str, tuple[int, Any]] = {}
+        """What the body is handed by name: its index among the arguments, and what it is outside of the body."""
         is_moving = self._forms is None
         tag = (iterable.is_reversed, iterable.left_out, None if is_moving else iterable.start)
         self._is_reversed = iterable.is_reversed
