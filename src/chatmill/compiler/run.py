@@ -172,7 +172,7 @@ def _run(
         raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
     if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
-    begin_work(work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
+    begin_work(work, {"fingerprint": build.fingerprint})  # no more: the worker of every chunk reads it
     jobs = build.jobs()
     mine = jobs if share is None else jobs[share[0] :: share[1]]
     if on_start is not None:

@@ -210,12 +210,16 @@ def _unused_in(conversation: Conversation) -> set[str]:
     return names
 
 
-def unused_in_columns(fields: Iterable[tuple[str, NDArray[Any]]], sources: Sources) -> Counter[tuple[str, str]]:
-    """Sum up how often each record uses each field, by (source, field)."""
+def unused_in_columns(fields: Iterable[tuple[str, Ints]], sources: Sources) -> Counter[tuple[str, str]]:
+    """Count how often each field is used, by (source, field), from the records that use each.
+
+    The work is as large as what is used: there may be as many fields, and sources, as records.
+    """
     totals: Counter[tuple[str, str]] = Counter()
-    for name, counts in fields:
-        sums = np.bincount(sources.codes, weights=counts, minlength=len(sources.names)).tolist()
-        totals.update({(source, name): int(sums[code]) for code, source in enumerate(sources.names) if sums[code]})
+    for name, records in fields:
+        codes, counts = np.unique(sources.codes[records], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            totals[sources.names[code], name] += count
     return totals
 
 

@@ -174,11 +174,10 @@ class Ledger:
             parts = sum(self.tokens[source, role, fate] for fate in TOKEN_FATES if fate != "injected")
             if rendered != parts:
                 problems.append(f"{source}/{role}: {rendered:,} tokens rendered, {parts:,} accounted for")
-        for source in sorted({key[0] for key in self.records}):
-            counts: Counter[str] = Counter()
-            for (owner, outcome, _), count in self.records.items():
-                if owner == source:
-                    counts[outcome] += count
+        outcomes: dict[str, Counter[str]] = {}
+        for (source, outcome, _), count in self.records.items():
+            outcomes.setdefault(source, Counter())[outcome] += count
+        for source, counts in sorted(outcomes.items()):
             if counts["read"] != counts["built"] + counts["skipped"] + counts["quarantined"]:
                 problems.append(f"{source}: records {dict(counts)} do not add up")
         return problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from chatmill.core.ledger import (
     TRIMMED,
     Ledger,
 )
+from chatmill.core.words import counted
 from chatmill.look.safe_text import visible
 
 LOST = {
@@ -37,6 +39,8 @@ LOST = {
 }
 """Notes about text that is lost, in words."""
 SHOWN_REASONS = 8
+SHOWN_SOURCES = 20
+"""Sources with a row of their own, or named in a sentence; a dataset may have as many sources as records."""
 NOTES = {
     "untrained_terminators": "answers that are trained without their end: a model may not learn to stop",
     "turns_without_proof": "answers that are context, since their mask cannot be proved",
@@ -98,7 +102,11 @@ def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
 
 
 def _by_source(ledger: Ledger, note: str) -> list[str]:
-    return [f"{source} {count:,}" for (source, name), count in sorted(ledger.notes.items()) if name == note and count]
+    """Return the sources that have a note, with its count: all of them by name, or the largest and how many more."""
+    counts = Counter({source: count for (source, name), count in ledger.notes.items() if name == note and count})
+    largest = counts.most_common(SHOWN_SOURCES)
+    named = [f"{source} {count:,}" for source, count in (sorted(largest) if len(counts) == len(largest) else largest)]
+    return named if len(counts) == len(largest) else [*named, f"{len(counts) - len(largest):,} more sources"]
 
 
 def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str, bool]]:
@@ -124,15 +132,29 @@ def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str,
         yield visible(unused_sentence(unused)), True
 
 
+def source_rows(ledger: Ledger) -> list[tuple[str, Ledger]]:
+    """Return the rows of a table of sources, each with its name and its ledger.
+
+    All sources by name, or the largest ones and the others together; then all of them, if there are several.
+    """
+    parts = ledger.by_source()
+    rows = list(parts.items())
+    if len(parts) > SHOWN_SOURCES:
+        rows.sort(key=lambda row: (-row[1].total("rendered"), -row[1].total_records("read"), row[0]))
+        others = Ledger()
+        for _, part in rows[SHOWN_SOURCES:]:
+            others.add(part)
+        rows[SHOWN_SOURCES:] = [(counted(len(parts) - SHOWN_SOURCES, "other source"), others)]
+    return [*rows, ("all", ledger)] if len(parts) > 1 else rows
+
+
 def accounts_table(ledger: Ledger) -> Table:
-    """Make a table with a row per source: records, and what became of the rendered tokens."""
+    """Make a table of the sources: records, and what became of the rendered tokens."""
     fates = [fate for fate in ledger.fates() if fate != "padding"]
     table = plain_table("source", right=("records", "left out", *(FATE_NAMES[fate] for fate in fates)))
-    sources = ledger.by_source()
-    for source, source_ledger in sources.items():
-        table.add_row(visible(source), *_cells(source_ledger, fates))
-    if len(sources) > 1:
-        table.add_row("all", *_cells(ledger, fates), style="bold")
+    rows = source_rows(ledger)
+    for name, part in rows:
+        table.add_row(visible(name), *_cells(part, fates), style="bold" if part is ledger else None)
     table.caption = f"padding: {ledger.padding:,} tokens" if ledger.padding else None
     return table
 

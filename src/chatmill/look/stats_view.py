@@ -18,12 +18,13 @@ from chatmill.core.tokens import Tokens
 from chatmill.core.words import counted
 from chatmill.look.counting import Bin, Share, SplitStats, TokenCounts, role_shares
 from chatmill.look.item_lines import COLOURS
-from chatmill.look.ledger import accounts_table
+from chatmill.look.ledger import SHOWN_SOURCES, accounts_table
 from chatmill.look.safe_text import visible
 from chatmill.look.splits import TokenBatch
 
 SHOWN_TURNS = 10
-SHOWN_SOURCES = 20
+SHOWN_NOTES = 40
+"""A record may have any number of fields that nothing reads, each with a note of its own."""
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
@@ -129,8 +130,10 @@ def _ledger_parts(ledger: Ledger | None, width: int) -> Iterator[RenderableType]
     yield table
     for title, counts in (("records left out", ledger.reasons(*LEFT_OUT)), ("notes", ledger.all_notes())):
         if counts:
-            words = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))
-            yield Text(f"{title}: {words}")
+            shown = sorted(counts.most_common(SHOWN_NOTES))
+            words = [f"{name.replace('_', ' ')} {count:,}" for name, count in shown]
+            more = f" and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
+            yield Text(f"{title}: {', '.join(words)}{more}")
 
 
 def bar(share: float, width: int, *, track: bool = False) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from chatmill.core.native.scan import (
 from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.atif import ROLES, SUBAGENTS
 from chatmill.read.calls import CALL_LISTS
@@ -144,35 +145,38 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
     if len(sides) > 1:
         batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
         sure &= parts_at_answers
-    unused = ((name, counts) for name, counts in _unused(scanned, data) if name not in shape.fields)
+    unused = ((name, records) for name, records in _unused(scanned, data) if name not in shape.fields)
     return completed(batch, sure, raws, unused, shape, source)
 
 
-def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Fields that mean nothing, and in which records they hold something."""
+def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, Ints]]:
+    """Fields that mean nothing, and the records in which they hold something."""
     records, starts, lengths = scanned.unused.T
     names = Texts(np.frombuffer(data, dtype=np.uint8), starts, lengths)
     which, firsts = distinct(names.data, names.starts, names.lengths)
+    ordered = records[np.argsort(which, kind="stable")]
+    borders = offsets_of(np.bincount(which, minlength=len(firsts))).tolist()
     for number, first in enumerate(firsts.tolist()):
-        yield names[first], np.bincount(records[which == number], minlength=len(scanned.read))
+        yield names[first], ordered[borders[number] : borders[number + 1]]
 
 
 def completed(
     batch: Conversations,
     sure: NDArray[np.bool_],
     raws: Raws,
-    unused: Iterable[tuple[str, NDArray[Any]]],
+    unused: Iterable[tuple[str, Ints]],
     shape: Shape,
     source: str,
 ) -> Read:
     """Return a batch of columns in which the records that are not sure are read one by one, from what `raws` gives.
 
-    `unused` are the fields that mean nothing, with how many of them each record has something in.
+    `unused` are the fields that mean nothing, with the records that have something in them.
     """
     if shape.lists and shape.system:
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
     slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
-    counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources.take(batch.heads))
+    sure_ones = ((name, records[sure[records]]) for name, records in unused)
+    counts = unused_in_columns(sure_ones, batch.sources.take(batch.heads))
     return replace(merged(batch, sure, slow), unused=counts + unused_by_source(one for _, one in slow)), errors
 
 

@@ -92,12 +92,12 @@ class _ArrowRows:
             if is_rare and (column := self._column(name)) is not None:
                 self._sure &= ~_held(column)
 
-    def unused(self) -> Iterator[tuple[str, Flags]]:
-        """Columns that mean nothing, and which rows have something in them."""
+    def unused(self) -> Iterator[tuple[str, Ints]]:
+        """Columns that mean nothing, and the rows that have something in them."""
         known = self._shape.fields
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if name not in known:
-                yield name, _held(column)
+                yield name, np.flatnonzero(_held(column))
 
     def _column(self, name: str) -> pa.Array | None:
         """Return a column with something in it; None if there is none."""

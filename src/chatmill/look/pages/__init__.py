@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from chatmill.core.publish import whole_file
 from chatmill.core.words import counted
 from chatmill.errors import ConfigError
+from chatmill.look.ledger import source_rows
 from chatmill.look.safe_text import visible
 
 FOLDER = Path(__file__).parent
@@ -44,6 +45,7 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
         "plain_json": _plain_json,
         "plural": counted,
         "percent": percent,
+        "source_rows": source_rows,
     }
     return env
 
