@@ -61,7 +61,7 @@ class ChunkJob:
     build: str
     """Fingerprint of the build, by which a worker knows that it sees the same folder as the driver."""
     files: str
-    """What the files of the tokenizer and the template hold, by `Pipeline.files`."""
+    """What the files of the tokenizer, the template and the policy hold, by `Pipeline.files`."""
     answers: ProbeAnswers
     """What the worker's fast engine has to make of the probe."""
 
@@ -108,8 +108,8 @@ def pipeline_of(
         kept = Pipeline(stored_recipe(recipe), engine=engine)
         if kept.files != wanted:
             raise ConfigError(
-                f"the tokenizer {kept.recipe.tokenizer} or the template {kept.recipe.template} was written anew since "
-                "this build began: start it again"
+                f"the tokenizer {kept.recipe.tokenizer}, the template {kept.recipe.template} or the policy was written "
+                "anew since this build began: start it again"
             )
         LOADED[recipe, wanted, engine] = kept
     if for_chunks:

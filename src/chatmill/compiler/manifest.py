@@ -6,14 +6,13 @@ import hashlib
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
+from chatmill.core.hashed_fields import hashed_fields
 from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT_VERSION
@@ -23,8 +22,44 @@ if TYPE_CHECKING:
     from chatmill.compiler.inputs import InputFile
 
 
-NO_BYTES = ("gates", "vocab_size", "tokenizer", "sources", "on_error")
-"""Keys of a recipe that change no byte of what can be used, or whose content is hashed instead."""
+OF_RECIPE = {
+    "gates": "they decide whether a dataset is published, not what is in it",
+    "on_error": "a build that ends with an error publishes nothing",
+    "vocab_size": "it is compared with ids, and changes none",
+    "tokenizer": "its vocabulary and rules are hashed, wherever they come from",
+    "sources": "each is hashed by itself",
+}
+"""Keys of a recipe that are not hashed as they are, with the reason; all others are."""
+OF_CHUNKS = OF_RECIPE | {
+    "shard_bytes": "the range of a chunk says what became of it",
+    "pack": "rows are planned when all chunks are there, and stored in none of them",
+}
+"""The same for the fingerprints of chunks."""
+OF_SOURCE = {"path": "the files are hashed, and their names"}
+"""Keys of a source that are not hashed for a build."""
+OF_PIECE_SOURCE = {
+    "path": "the range names its file",
+    "shape": "the range says which one was given or found",
+    "name": "the range has it",
+    "max_records": "the piece says how many records are left of its range",
+}
+"""Keys of a source that are not hashed for a chunk."""
+OF_INPUT = {
+    "bytes": "the hash says how many there are",
+    "lines": "they are counted from the bytes",
+    "records": "they are counted from the bytes",
+    "mtime_ns": "the same bytes may be written again",
+    "data": "a copy of a file has its bytes",
+}
+"""What is known of an input and not hashed."""
+OF_RANGE = {
+    "data": "a copy has the bytes of its file, wherever it lies",
+    "bytes": "an estimate, for the progress that is shown",
+    "file_bytes": "what comes after the range is not read",
+    "file_mtime_ns": "the same bytes may be written again",
+}
+"""What is known of a range of a file and not hashed."""
+OF_PIECE = {"range": "hashed by itself", "rules": "hashed by themselves"}
 
 
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
@@ -32,16 +67,13 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
 
     A record without an id is known by its place, which begins with the file's name as it was given.
     """
-    options = {key: value for key, value in recipe.as_json().items() if key not in NO_BYTES}
-    sources = [{key: value for key, value in source.items() if key != "path"} for source in recipe.as_json()["sources"]]
+    options = recipe.as_json()
     content = {
         "format_version": FORMAT_VERSION,
         "package": __version__,
-        "options": options,
-        "sources": sources,
-        "inputs": [
-            {"path": file.path, "xxh128": file.xxh128, "source": file.source, "shape": file.shape} for file in inputs
-        ],
+        "options": _without(options, OF_RECIPE),
+        "sources": [_without(source, OF_SOURCE) for source in options["sources"]],
+        "inputs": [hashed_fields(file, OF_INPUT) for file in inputs],
         **fingerprints,
     }
     return hashlib.sha256(canonical_json(content)).hexdigest()
@@ -51,20 +83,22 @@ def chunk_fingerprints(
     recipe: Recipe, chunks: Sequence[Sequence[ChunkPiece]], fingerprints: Mapping[str, str]
 ) -> list[str]:
     """Hash (SHA-256), for each chunk, everything that decides the bytes of its shards and receipt."""
-    options = {key: value for key, value in recipe.as_json().items() if key not in (*NO_BYTES, "shard_bytes", "pack")}
+    options = _without(recipe.as_json(), OF_CHUNKS)
     common = {"format_version": FORMAT_VERSION, "package": __version__, "options": options, **fingerprints}
     shared = hashlib.sha256(canonical_json(common))
     digests = []
     for pieces in chunks:
         digest = shared.copy()
         for piece in pieces:
-            part = piece.range
-            place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
-            rules = msgspec.to_builtins(piece.rules)
-            used = [rules[name] for name in ("weight", "where", "pick", "history")]
-            digest.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *used]))
+            rules = hashed_fields(piece.rules, OF_PIECE_SOURCE)
+            content = {"range": hashed_fields(piece.range, OF_RANGE), "rules": rules, **hashed_fields(piece, OF_PIECE)}
+            digest.update(canonical_json(content))
         digests.append(digest.hexdigest())
     return digests
+
+
+def _without(values: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in left_out}
 
 
 def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,7 +47,7 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.images.expand import PictureRuns
 from chatmill.images.files import Pictures, picture_folder
 from chatmill.label.policy import Policy, Scope, added_documents
-from chatmill.label.presets import find_policy
+from chatmill.label.presets import find_policy, policy_files
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.pack.trees import Trees, put_into_trees
 from chatmill.render.jinja.options import Expand, TemplateOptions
@@ -148,17 +147,15 @@ class Pipeline:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """What decides the tokens besides the input: sha256 of tokenizer, template source and policy table."""
-        policy = self.policy
-        table = (
-            policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}{policy.errors or ''}".encode()
-        )
-        return {
+        """What decides the tokens besides the input, each as a sha256."""
+        fingerprints = {
             "tokenizer": self.template.tokenizer.fingerprint,
             "template": self.template.fingerprint,
-            "policy": hashlib.sha256(table).hexdigest(),
-            **({} if self.template.expander is None else {"images": repr(self.template.expander.rule)}),
+            "policy": self.policy.fingerprint,
         }
+        if self.template.expander is not None:
+            fingerprints["images"] = self.template.expander.rule.fingerprint
+        return fingerprints
 
     @cached_property
     def answers(self) -> ProbeAnswers:
@@ -333,10 +330,13 @@ def growing_sizes() -> Iterator[int]:
 
 
 def files_of(recipe: Recipe) -> str:
-    """Fingerprint the files that decide the ids, those of the tokenizer and the template, in one line."""
+    """Fingerprint the files that decide ids and weights, those of tokenizer, template and policy, in one line."""
     names = dict.fromkeys((recipe.tokenizer, recipe.template))
-    contents = [f"{path.name} {Hash.XXH128.of_file(path)}" for name in names for path in files_read(name)]
-    return ", ".join((*contents, repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer))))
+    paths = [path for name in names for path in files_read(name)] + policy_files(recipe.policy)
+    contents = [f"{path.name} {Hash.XXH128.of_file(path)}" for path in paths]
+    vocabulary = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
+    ids = "of any size" if vocabulary is None else f"of {vocabulary.size} ids, says {vocabulary.found_in}"
+    return ", ".join((*contents, f"a vocabulary {ids}"))
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:

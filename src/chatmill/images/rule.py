@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from chatmill.core.canonical import canonical_json
+from chatmill.core.hashed_fields import hashed_fields
 
 Grid = tuple[int, ...]
 Config = Mapping[str, Any]
@@ -32,6 +36,11 @@ class PictureRule(ABC):
     """Text that the processor writes around the token in the place of the placeholder."""
     marks: tuple[str, ...] = ()
     """Other control tokens that belong to a picture."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all its numbers and texts; `family` tells rules of different kinds apart."""
+        return hashlib.sha256(canonical_json(hashed_fields(self, {}))).hexdigest()
 
     @property
     def written(self) -> str:

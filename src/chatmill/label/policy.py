@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +10,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.canonical import canonical_json
+from chatmill.core.hashed_fields import hashed_fields
 from chatmill.core.kinds import KINDS, MARK, REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.message_parser import MAX_WEIGHT
 from chatmill.core.tokens import Tokens
@@ -17,6 +20,12 @@ from chatmill.label.errors import ErrorRule
 
 ANSWER = frozenset({Part.CONTENT, Part.REASONING, Part.TOOL_CALL, Part.TERMINATOR})
 """The parts of an assistant message that are its answer."""
+
+NOT_HASHED = {
+    "name": "it decides no weight",
+    "weights": "hashed as the table that they make",
+}
+"""Fields of a policy that are not hashed as they are, with the reason; all others are."""
 
 
 class Scope(StrEnum):
@@ -48,6 +57,18 @@ class Policy:
         if self.scope not in list(Scope):
             raise ConfigError(f"policy {self.name!r}: scope {self.scope!r} is not one of {', '.join(Scope)}")
         object.__setattr__(self, "scope", Scope(self.scope))
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all that decides weights: the table, as the numbers that it holds, and every other field."""
+        table = self.table()
+        weights = {
+            f"{role.name}.{part.name}".lower(): float(table[kind(role, part)])
+            for role, part in self.weights
+            if table[kind(role, part)]
+        }
+        content = {**hashed_fields(self, NOT_HASHED), "weights": weights}
+        return hashlib.sha256(canonical_json(content)).hexdigest()
 
     @property
     def trains_assistant_only(self) -> bool:

@@ -69,6 +69,12 @@ def find_policy(name: str | os.PathLike[str] | Policy) -> Policy:
     )
 
 
+def policy_files(name: str | None) -> list[Path]:
+    """Return the file that a policy of this name is read from, in a list; none for a preset, or a file that is gone."""
+    path = Path(name or "")
+    return [path] if name not in PRESETS and path.suffix == ".json" and path.is_file() else []
+
+
 class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True):
     """`{"weights": {"assistant.content": 1.0, ...}, "scope": "every_turn"}`."""
 

@@ -15,6 +15,7 @@ import jinja2
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.core.conversations import Conversations
+from chatmill.core.hashed_fields import hashed_fields
 from chatmill.core.message_parser import MESSAGE_FIELDS
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.images.expand import Expander
@@ -50,6 +51,15 @@ THINKING_SWITCHES: Mapping[str, tuple[Any, ...]] = {
 """Options that switch thinking on and off, as model cards document them."""
 MENDED_BY_OPTIONS = ("prompt_not_in_history", "reasoning_not_closed", "no_stop", "template_refused", "no_prompt")
 """Errors of a record that may go away under another choice of options."""
+_IN_WORDS = "hashed in words of its own, which datasets hold"
+NOT_HASHED = {
+    **dict.fromkeys(("options", "today", "expand", "unproved", "thinking", "last_turn_only"), _IN_WORDS),
+    "whole_document": _IN_WORDS,
+    "trust": "a key of the recipe, hashed with it",
+    "only_drift": "a key of the recipe, hashed with it",
+    "pictures": "their rule has a fingerprint of its own, and the rest are keys of the recipe",
+}
+"""Options of a template that its fingerprint has not by their names, with the reason; all others it has."""
 READS_CHANNELS = re.compile(r"\.channel\b|\[['\"]channel['\"]\]")
 """A template that asks for the channel of a message writes the fields of Harmony."""
 
@@ -216,6 +226,9 @@ class ModelTemplate:
             *(self.stops.names, sorted(given.options.items()), str(given.today), given.expand, given.unproved),
             *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_document else [])),
         ]
+        as_given, usual = hashed_fields(given, NOT_HASHED), hashed_fields(type(given)(), NOT_HASHED)
+        if later := {name: value for name, value in as_given.items() if value != usual[name]}:
+            decisive.append(later)
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from chatmill.core.canonical import canonical_json
 from chatmill.core.tokens import offsets_of
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ class ByteTokenizer(Tokenizer):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the control map: the rest is the same for all."""
-        return hashlib.sha256(repr(("bytes", self.control_ids)).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(["bytes", self.control_ids])).hexdigest()
 
 
 def byte_tokenizer(control_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|pad|>")) -> Tokenizer:
