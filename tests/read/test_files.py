@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.read.files import Raw, decode_line, is_too_deep, read_records
+from chatmill.read.files import Raw, decode_line, read_records
+from chatmill.read.json_values import is_too_deep
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
 
 LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
@@ -55,10 +56,11 @@ def test_lines_plain_and_packed(tmp_path: Path, name: str, pack: Callable[[bytes
 
 def test_a_bad_entry_of_a_json_list_is_one_bad_record(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(b'[{"n": "\\ud800"}, {"messages": [], "messages": []}, {"n": 3}]')
+    path.write_bytes(b'[{"n": "\\ud800"} , {"messages": [], "messages": []},\n {"n": 3}] ')
     first, second, third = records(path)
     assert first.value == {"n": "\ud800"}
-    assert second.value == {"messages": []}, "read by the standard library because of the surrogate"
+    assert second.error is not None
+    assert second.error.code == "duplicate_key", "though the standard library splits it, because of the surrogate"
     assert third == Raw(f"{path}:row 3", {"n": 3})
     path.write_bytes(b'[{"n": "\xff"}, {"messages": [], "messages": []}, {"n": 3}]')
     assert codes(path) == ["not_utf8", "duplicate_key", None]
@@ -130,7 +132,8 @@ def test_bom_crlf_blank_lines_and_a_missing_last_newline(tmp_path: Path) -> None
         (b'{"conversations": 1, "a": 2, "conversations": 2}', "duplicate_key"),
         (b'{"messages": "\\ud800", "messages": 2}', "duplicate_key"),
         (b'{"messages": 1, "a": {"messages": 2}}', None),
-        (b'{"a": {"messages": 1, "messages": 2}}', None),
+        (b'{"a": {"messages": 1, "messages": 2}}', "duplicate_key"),
+        (b'{"a": 1e400}', "number_range"),
         (b'{"a": "\\"messages\\" \\"messages\\""}', None),
         (b'{"a": "\\ud800"}', None),
     ],
@@ -182,7 +185,7 @@ NESTED = st.recursive(
 @given(NESTED, st.integers(0, 5))
 def test_levels_of_json_are_counted_outside_of_strings(value: Any, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.read.files.MAX_NESTING", limit)
+        patch.setattr("chatmill.read.json_values.MAX_NESTING", limit)
         assert is_too_deep(json.dumps(value).encode()) == (levels(value) > limit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,13 +168,27 @@ def _content(
     return ("".join(texts), None, ()) if len(texts) == len(parts) else ("", None, tuple(parts))
 
 
-def check_json(value: object, *, path: str, code: str) -> None:
-    """Refuse lone surrogates and values without a JSON form, such as dates and bytes from Parquet."""
+def check_json(value: object, *, path: str, code: str) -> str:
+    """Return a value as JSON; refuse lone surrogates and what has no form there, such as dates of Parquet."""
+    _refuse_not_finite(value, path)
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise RecordError(f"a value has no form in JSON: {error}", code=code, path=path) from None
-    checked_text(text, path)
+    return checked_text(text, path)
+
+
+def _refuse_not_finite(value: object, path: str) -> None:
+    """Refuse infinity and NaN in a value, which Parquet may hold: in JSON they would be no numbers."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RecordError(f"{value} is not a number that JSON knows", code="number_range", path=path)
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
 
 
 def _part(part: object, path: str) -> str | Picture:
@@ -235,7 +250,7 @@ def _tool_call(call: object, path: str) -> ToolCall:
         )
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, dict | list):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = check_json(arguments, path=f"{inner}.arguments", code="bad_tool_call")
     if not isinstance(arguments, str):
         rule = "arguments must be a string or an object"
         raise mistyped(rule, arguments, code="bad_tool_call", path=f"{inner}.arguments")

@@ -12,22 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
-import numpy as np
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
+from chatmill.read.arrow_names import refuse_repeated_fields
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.folders import folder_files
+from chatmill.read.json_values import decoded, decoded_slowly, refuse_constant
 from chatmill.read.lines import BOM, numbered_lines, open_bytes
 from chatmill.read.places import Elsewhere, Place, place
 
-TOO_DEEP = "the JSON is nested too deeply"
-MAX_NESTING = 500
-"""Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SPACE = re.compile(r"[ \t\r\n]*")
-_LISTS = {name: f'"{name}"'.encode() for name in ("messages", "conversations")}
-"""Keys that a record must not have twice, as they are spelled."""
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
 """Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
@@ -71,67 +66,6 @@ def decode_line(line: bytes, where: str) -> Raw:
         return Raw(where, None, error)
 
 
-def decoded(line: bytes) -> Any:
-    """The value of a line of JSON, or a `RecordError`; what the fast decoder refuses is read again, for the reason."""
-    if is_too_deep(line):
-        raise RecordError(TOO_DEEP, code="invalid_json")
-    try:
-        value = msgspec.json.decode(line)
-    except (ValueError, RecursionError) as error:
-        value = _decoded_slowly(line, error)
-    for name, spelled in _LISTS.items():
-        if isinstance(value, dict) and name in value and line.count(spelled) > 1 and _is_repeated(line, name):
-            message = f"the record has the key {name!r} twice; only one of them could be kept"
-            raise RecordError(message, code="duplicate_key", path=name)
-    return value
-
-
-def is_too_deep(data: bytes) -> bool:
-    """Return whether JSON has more levels than the limit."""
-    if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
-        return False
-    outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
-    brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), dtype=np.uint8)
-    depths = np.cumsum(np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1))
-    return int(depths.max(initial=0)) > MAX_NESTING
-
-
-def json_inside(text: Any) -> Any:
-    """The value of JSON that a record has as text; errors are those of `json.loads`, which takes nothing but text."""
-    if isinstance(text, str) and is_too_deep(text.encode("utf-8", "surrogatepass")):
-        raise RecursionError
-    return json.loads(text)
-
-
-def _decoded_slowly(data: bytes, error: Exception) -> Any:
-    """Decode lone surrogates, as the standard library does, so that the check of the texts can name them."""
-    try:
-        return json.loads(data.rstrip().decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as broken:
-        byte, code = broken.object[broken.start], "not_utf8"
-        message = f"not UTF-8: byte 0x{byte:02X} at byte {broken.start} of the line"
-    except RecursionError:
-        message, code = TOO_DEEP, "invalid_json"
-    except ValueError as invalid:
-        message, code = f"not JSON: {invalid or error}", "invalid_json"
-    raise RecordError(message, code=code)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _is_repeated(line: bytes, name: str) -> bool:
-    """Return whether the outermost object has a key more than once."""
-    keys: list[str] = []
-
-    def hook(pairs: list[tuple[str, Any]]) -> None:
-        keys[:] = [key for key, _ in pairs]
-
-    json.loads(line, object_pairs_hook=hook)  # the outermost object is hooked last
-    return keys.count(name) > 1
-
-
 def _json_list(path: Place) -> Iterator[Raw]:
     with open_bytes(path) as stream:
         entries = list_entries(stream.read(), path)
@@ -150,9 +84,26 @@ def list_entries(data: bytes, path: str | Place) -> list[bytes]:
         raise DataError(f"{path} must hold a list of records; for one record a line, name it .jsonl") from None
     except (ValueError, RecursionError) as error:
         try:
-            return [json.dumps(value).encode() for value in _decoded_slowly(data, error)]
+            decoded_slowly(data, error)
         except RecordError as reason:
             raise DataError(f"{path}: {reason.message}. Is it JSONL? Then name it .jsonl.") from None
+        return list(_entries_slowly(data.decode()))
+
+
+def _entries_slowly(text: str) -> Iterator[bytes]:
+    """Yield the entries of a JSON list, which is known to be one, as they are written."""
+    decoder = json.JSONDecoder()
+    at = _after_space(text, text.index("[") + 1)
+    while text[at] != "]":
+        _, end = decoder.raw_decode(text, at)
+        yield text[at:end].encode()
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+
+
+def _after_space(text: str, at: int) -> int:
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _objects(data: bytes, path: str | Place) -> Iterator[bytes]:
@@ -161,9 +112,9 @@ def _objects(data: bytes, path: str | Place) -> Iterator[bytes]:
         text = data.decode().rstrip()
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte 0x{data[error.start]:02X} at byte {error.start}") from None
-    decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
+    decoder, at = json.JSONDecoder(parse_constant=refuse_constant), 0
     while at < len(text):
-        begin = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        begin = _after_space(text, at)
         try:
             _, at = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
@@ -227,6 +178,7 @@ def parquet_file(path: Place) -> Iterator[Any]:
         with pyarrow.parquet.ParquetFile(
             source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as file:
+            refuse_repeated_fields(file.schema_arrow, path)
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         refuse_out_of_memory(error, f"{path} cannot be read")

@@ -29,7 +29,8 @@ from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
-from chatmill.read.files import TOO_DEEP, Raw, decoded, json_inside, without_nulls
+from chatmill.read.files import Raw, without_nulls
+from chatmill.read.json_values import TOO_DEEP, decoded_text
 from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures
@@ -288,10 +289,7 @@ def _tools(record: Record, key: str) -> tuple[Any, ...]:
     if not tools:
         return ()
     if isinstance(tools, str):
-        try:
-            tools = json_inside(tools)
-        except ValueError as error:
-            raise RecordError(f"{key!r} is a string and not JSON: {error}", code="bad_tools", path=key) from None
+        tools = _decoded(tools, key, "a text with tool definitions: ", "bad_tools")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RecordError(f"{key!r} must be a list of objects", code="bad_tools", path=key)
     check_json(tools, path=key, code="bad_tools")
@@ -333,26 +331,25 @@ def _nested(record: Record, key: str) -> tuple[Message, ...]:
     return parse_messages(inner["messages"], path=f"{key}.messages")
 
 
-def _decoded(text: str, key: str, what: str = "") -> Any:
-    """Return the value of a text of JSON in a field."""
+def _decoded(text: str, path: str, what: str = "", code: str = "invalid_json") -> Any:
+    """Return the value of a text of JSON in a field; `code` is the reason where it is no JSON."""
+    checked_text(text, path)
     try:
-        return decoded(text.encode(errors="surrogatepass"))
+        return decoded_text(text)
     except RecordError as error:
-        raise RecordError(f"{what}{error.message}", code=error.code, path=key) from None
+        reason = code if error.code == "invalid_json" else error.code
+        raise RecordError(f"{what}{error.message}", code=reason, path=path) from None
 
 
 def _with_calls(item: object, path: str, shape: Shape) -> object:
     """Turn calls that are held as JSON text into an assistant message with tool calls."""
     if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
         return item
-    try:
-        calls = json_inside(item[shape.content])
-    except (KeyError, TypeError, ValueError):
-        raise RecordError(
-            f"a {shape.calls_role} turn must hold the call as JSON",
-            code="bad_tool_call",
-            path=f"{path}.{shape.content}",
-        ) from None
+    text, place = item.get(shape.content), f"{path}.{shape.content}"
+    what = f"a {shape.calls_role} turn must hold the call as JSON"
+    if not isinstance(text, str):
+        raise mistyped(what, text, code="bad_tool_call", path=place)
+    calls = _decoded(text, place, f"{what}: ", "bad_tool_call")
     rest = {key: value for key, value in item.items() if key != shape.content}
     return {**rest, shape.content: "", "tool_calls": calls if isinstance(calls, list) else [calls]}
 

@@ -6,7 +6,6 @@ the dataset, spelled as there. What the compiled scanner declines is read here, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from chatmill.core.messages import CODES, MessageColumns
 from chatmill.core.native.scan import MessageField, RecordField, ShapeNames
 from chatmill.core.native.text_ranges import distinct
 from chatmill.errors import RecordError
+from chatmill.read.json_values import decoded_text
 
 ID, TEXT = "synth_id", "messages_json"
 ROLES = ("system", "developer", "user", "assistant")
@@ -66,10 +66,9 @@ def checked_messages(text: str | None) -> Sequence[Mapping[str, Any]]:
     if text is None:
         raise RecordError("the row has no messages_json", code="no_messages", path=TEXT)
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        message = f"not JSON: {error}" if isinstance(error, ValueError) else "the JSON is nested too deeply"
-        raise RecordError(message, code="invalid_json", path=TEXT) from None
+        record = decoded_text(text)
+    except RecordError as error:
+        raise RecordError(error.message, code=error.code, path=TEXT) from None
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise RecordError("the row has no messages", code="no_messages", path="messages")

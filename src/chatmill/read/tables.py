@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError
+from chatmill.read.arrow_names import refuse_repeated_fields, refuse_repeated_names
 from chatmill.read.file_format import check_text, head_of
 from chatmill.read.lines import BOM, open_bytes
 from chatmill.read.places import Place
@@ -41,7 +41,7 @@ def _csv(where: Place, delimiter: str) -> Iterator[Any]:
     if not head.strip():
         return
     delimiter, names = _header(head, delimiter)
-    _check_names(names, where)
+    refuse_repeated_names(names, where)
     with _reading(where, "CSV"), open_bytes(where) as file:
         reader = arrow_csv.open_csv(
             file,
@@ -65,12 +65,6 @@ def _header(head: bytes, delimiter: str) -> tuple[str, list[str]]:
     return delimiter, next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 
-def _check_names(names: Sequence[str], where: Place) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{where} has two columns named {twice[0]!r}: rename one")
-
-
 def _arrow(where: Place) -> Iterator[Any]:
     """Yield an Arrow file (Feather version 2 is one) or an Arrow stream, as `datasets` writes."""
     import pyarrow
@@ -81,12 +75,12 @@ def _arrow(where: Place) -> Iterator[Any]:
         file.seek(0)
         if magic == b"ARROW1":
             opened = pyarrow.ipc.open_file(file)
-            _check_names(opened.schema.names, where)
+            refuse_repeated_fields(opened.schema, where)
             for number in range(opened.num_record_batches):
                 yield opened.get_batch(number)
         elif magic:
             stream = pyarrow.ipc.open_stream(file)
-            _check_names(stream.schema.names, where)
+            refuse_repeated_fields(stream.schema, where)
             yield from stream
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from os import PathLike, fspath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from chatmill.core.message_parser import checked_text
 from chatmill.errors import FormatError, RecordError
 from chatmill.read import lines
+from chatmill.read.json_values import decoded
 from chatmill.read.lines import limited_lines, line_too_long, numbered_lines, open_bytes
 
 EOS_MARKER = "<|EOS|>"
@@ -50,16 +52,13 @@ def read_transcripts(paths: str | PathLike[str] | Iterable[str | PathLike[str]])
 
 
 def _jsonl_texts(path: Path, field: str, *, code: str, hint: str = "") -> Iterator[Transcript]:
-    decoder = msgspec.json.Decoder(dict)
     for number, line in numbered_lines(path):
         where = f"{fspath(path)}:{number}"
         try:
-            record = decoder.decode(line)
-            if field not in record:
-                raise msgspec.ValidationError(f"Object missing required field `{field}`")
-            text = msgspec.convert(record[field], str)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"{error}. Each line is a JSON object with a string in its field {field!r}{hint}"
+            text = checked_text(msgspec.convert(msgspec.convert(decoded(line), dict[str, Any])[field], str), field)
+        except (RecordError, msgspec.ValidationError, KeyError) as error:
+            what = f"missing required field `{field}`" if isinstance(error, KeyError) else str(error)
+            message = f"{what}. Each line is a JSON object with a string in its field {field!r}{hint}"
             raise RecordError(message, code=code, where=where) from None
         yield Transcript(text, where)
 

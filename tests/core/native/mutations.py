@@ -50,14 +50,14 @@ def real_lines() -> list[bytes]:
 @cache
 def seeds(shape: str = "openai") -> list[bytes]:
     """Short lines, most of them read without doubt, and with every field that is."""
-    records, real = (_openai_records(), real_lines()) if shape == "openai" else (OTHER_RECORDS[shape], [])
+    records, real = (openai_records(), real_lines()) if shape == "openai" else (OTHER_RECORDS[shape], [])
     lines = [json.dumps(record, ensure_ascii=ascii_).encode() for record in records for ascii_ in (False, True)]
     lines += [json.dumps(record, separators=(",", ":")).encode() for record in records]
     real = [line for line in real if 0 < len(line) < LONGEST]
     return lines * max(len(real) // len(lines) // 4, 1) + real
 
 
-def _openai_records() -> list[dict[str, Any]]:
+def openai_records() -> list[dict[str, Any]]:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é\\n"}'}}
     message = {"role": "assistant", "content": None, "reasoning_content": "think", "tool_calls": [call, call]}
     answer = {"role": "tool", "content": "ответ 漢字 😀", "tool_call_id": "c1", "name": "f"}

@@ -65,14 +65,14 @@ with_call = within(b'{"messages": [{"role": "user", "tool_calls": [', b"]}]}")
 with_parts = within(b'{"messages": [{"role": "user", "content": [', b"]}]}")
 FUNCTION = b'{"name": "f", "arguments": "{}"}'
 READ = [
-    *map(with_value, [b"0", b"-0", b"-1.25", b"1E5", b"0.0e-1", b"[]", b"{}", b"[1, [2]]", b'{"x": {"x": 1, "x": 2}}']),
+    *map(with_value, [b"0", b"-0", b"-1.25", b"1E5", b"0.0e-1", b"[]", b"{}", b"[1, [2]]", b'{"x": {"x": 1, "y": 2}}']),
     *map(with_value, [b"true", b"false", b"null", b'""', b'"\\b\\f\\n\\r\\t\\/\\\\\\""', b"[" * 98 + b"]" * 98]),
     *map(with_content, ["\x7f\u0080\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff".encode(), b"\\uFfFd\\u007f"]),
     *map(with_content, [b"\\ud800\\udc00", b"\\uDBFF\\uDFFF", b"x" * 40 + b"\\u0001"]),
     *map(with_field, [b'"name": ""', b'"tool_calls": []', b'"tool_calls" :null', b'"reasoning_content": null']),
     *map(with_call, [b'{"function": ' + FUNCTION + b"}", b'{"id": null, "function": ' + FUNCTION + b', "type": "x"}']),
     *map(with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 1234.5678']),
-    *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "x": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
+    *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "y": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
     with_call(b'{"function": {"name": "f", "arguments": [1, {"a": "b"}]}}'),
     b'\t {"messages":[{"role":"user","content":"hi"}],"":1,"messages_jso":1,"messages_json_":2}\r \t',
     b'{"id": null, "source": null, "tools": null, "messages": [{"role": "user", "content": "hi"}]}',
@@ -80,6 +80,8 @@ READ = [
 DECLINED = [
     *map(with_value, [b"", b"00", b"-", b".5", b"1.", b"1e", b"1e+", b"+1", b"0x1", b"nul", b"nulll", b"True", b"NaN"]),
     *map(with_value, [b"9" * 65, b"[1,]", b"[,1]", b"[1 2]", b"[", b"]", b"[}", b'{"a"}', b'{"a":}', b'{"a":1,}']),
+    *map(with_value, [b'{"x": {"x": 1, "x": 2}}', b'[{"x": 1, "\\u0078": 2}]', b"1e100", b"-1E-0400", b"1e400"]),
+    with_parts(b'{"text": "a", "x": 1, "x": 1}'),
     *map(with_value, [b"{1: 2}", b'{"a" 1}', b"[" * 100 + b"]" * 100, b'"\\ud800"', b'"\xff"', b'{"\xff": 1}', b"'a'"]),
     *map(with_content, [b"\\u0000", b"\x00", b"\x1f", b"\t", b"\\x", b"\\u12g4", b"\\u-123", b"\\ud800", b"\\udc00"]),
     *map(with_content, [b"\\ud800\\ud800", b"\\ud800x", b"\\ud800\\n", b'"', b"\\", b"\x80", b"\xc3", b"\xc0\x80"]),
@@ -207,8 +209,7 @@ LISTED = [
     rb'[{"a": "\/\u002f\u0022\u005c\u001F\u000a\u00e9\ud83d\ude00"}]',
 ]
 NOT_LISTED = [
-    *(b'[{"a": 1.0}]', b'[{"a": 1e3}]', b'[{"a": -0}]', b'[{"a": 1, "a": 2}]', b'[{"a": 1, "\\u0061": 2}]', b"[1]"),
-    *(b'["x"]', b"[null]", b"[[]]", b'[{"x": {"a": 1, "a": 1}}]'),
+    *(b'[{"a": 1.0}]', b'[{"a": 1e3}]', b'[{"a": -0}]', b"[1]", b'["x"]', b"[null]", b"[[]]"),
     b"[{" + b", ".join(b'"k%d": 1' % i for i in range(65)) + b"}]",
 ]
 
@@ -229,6 +230,12 @@ def test_what_python_must_decode(raw: bytes) -> None:
     assert found.listed[1] is None
     assert found.tools[1] == raw.decode()
     assert found.listed.data.tobytes() == b'\n{"type": []}', "nothing is left of the attempt"
+    assert with_tools(json.dumps(raw.decode()).encode()).read.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("raw", [b'[{"a": 1, "a": 2}]', b'[{"a": 1, "\\u0061": 2}]', b'[{"x": {"a": 1, "a": 1}}]'])
+def test_tools_with_a_key_twice_are_declined(raw: bytes) -> None:
+    assert with_tools(raw).read.tolist() == [True, False]
     assert with_tools(json.dumps(raw.decode()).encode()).read.tolist() == [True, False]
 
 

@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 23 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 24 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
 
@@ -33,6 +33,7 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as 
 
 #include "lists.h"
 #include "copies.h"
+#include "hashes.h"
 #include "json.h"
 #include "equal.h"
 #include "texts.h"
@@ -86,7 +87,7 @@ static place line_at(scanner *s, place p, int is_text)
 {
     columns *out = s->out;
     const int64_t first = out->lines;
-    s->reference_count = 0;
+    s->reference_count = s->keys->count = 0;
     if ((p = record(s, p, first, NULL))) p = space(s, p);
     if (!p || (p < s->stop && (is_text || *p != '\n')) || (is_text && out->lines > first + 1)) {
         decline(s, first);
@@ -107,12 +108,12 @@ static void note_line(columns *out, int64_t first, int64_t start, int64_t stop, 
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */
-static scanner begun(place data, shape *names, columns *out)
+static scanner begun(place data, shape *names, columns *out, passed_keys *keys)
 {
     out->unused_count = 0;
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
-    scanner s = {.out = out, .names = names, .data = data, .last_role = &names->of_role.start};
+    scanner s = {.out = out, .names = names, .data = data, .keys = keys, .last_role = &names->of_role.start};
     for (int i = 0; i < names->of_record.count; i++) s.is_optional |= names->of_record.names[i].meaning == QUESTION;
     return s;
 }
@@ -133,9 +134,10 @@ EXPORT int64_t chatmill_count_lines(place data, int64_t start, int64_t stop)
 EXPORT int64_t chatmill_scan(place data, int64_t start, int64_t stop, const shape_names *names, columns *out)
 {
     shape table;
+    passed_keys keys;
     int64_t count = 0;
     if (!fill_shape(&table, names)) return -1;
-    scanner s = begun(data, &table, out);
+    scanner s = begun(data, &table, out, &keys);
     s.stop = data + stop;
     for (place p = data + start; p < s.stop; count++) {
         const int64_t first = out->lines;
@@ -154,8 +156,9 @@ EXPORT int64_t chatmill_scan_texts(place data, int64_t size, const int64_t *offs
                                    const shape_names *names, columns *out)
 {
     shape table;
+    passed_keys keys;
     if (!fill_shape(&table, names) || count > out->line_capacity) return -1;
-    scanner s = begun(data, &table, out);
+    scanner s = begun(data, &table, out, &keys);
     for (int64_t line = 0; line < count; line++) {
         const int64_t start = offsets[line], stop = offsets[line + 1];
         if (start < 0 || start > stop || stop > size) return -1;
@@ -164,4 +167,15 @@ EXPORT int64_t chatmill_scan_texts(place data, int64_t size, const int64_t *offs
         note_line(out, line, start, stop, end != NULL);
     }
     return count;
+}
+
+/* Whether nothing of a JSON value can be lost where it is decoded: no key stands twice in an object, and every number is
+ * surely one that float64 holds. `text` has room for `size` bytes. Where that is not sure, or the value is no JSON, 0. */
+EXPORT int64_t chatmill_is_exact(place data, int64_t size, uint8_t *text)
+{
+    passed_keys keys = {.count = 0};
+    columns out = {.text = text, .text_capacity = size};
+    scanner s = {.out = &out, .data = data, .stop = data + size, .keys = &keys};
+    const place p = passed_value(&s, space(&s, data), 0);
+    return p && space(&s, p) == s.stop;
 }

@@ -11,6 +11,8 @@
 #define MAX_NUMBER 64
 #define KNOWN_SOURCES 16
 #define MAX_HELD 1024 /* trajectories that one line may hold, and references to them */
+#define MAX_PASSED_KEYS 1024
+#define MAX_EXPONENT 2 /* digits: with MAX_NUMBER in all, float64 holds every such number */
 
 typedef const uint8_t *place;
 
@@ -79,6 +81,12 @@ typedef struct {
     int64_t step;
 } reference;
 
+/* Hashes of the keys of objects that are passed over: those of an object follow those of the one it is in. */
+typedef struct {
+    int64_t count;
+    uint64_t hashes[MAX_PASSED_KEYS];
+} passed_keys;
+
 typedef struct shape shape;
 typedef struct name name;
 
@@ -88,6 +96,7 @@ typedef struct {
     place data; /* places in `tools` count from here */
     place stop; /* no byte from here on is ever read */
     counts at;  /* with those of the line that is being read */
+    passed_keys *keys;
     range known_sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
     int64_t source_count;
     name *last_role;
@@ -99,9 +108,6 @@ typedef struct {
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */
-
-#define ONES UINT64_C(0x0101010101010101)
-#define HIGHS UINT64_C(0x8080808080808080)
 
 static inline uint64_t word_at(place p)
 {
@@ -332,12 +338,28 @@ static place number(const scanner *s, place p)
     if (p < s->stop && (*p | 0x20) == 'e') {
         p++;
         if (p < s->stop && (*p == '+' || *p == '-')) p++;
-        if (!(p = digits(s, p))) return NULL;
+        const place exponent = p;
+        if (!(p = digits(s, p)) || p - exponent > MAX_EXPONENT) return NULL;
     }
     return p - first <= MAX_NUMBER ? p : NULL;
 }
 
-/* Any JSON value, checked and passed over. */
+/* Notes a key that ends the texts; 0 where the object, whose first key is number `first`, may have it already. Only
+ * hashes are compared: where two are equal, or there is no room, the line is declined. */
+static int is_new_key(const scanner *s, int64_t first, int64_t length)
+{
+    passed_keys *keys = s->keys;
+    uint8_t high;
+    const uint64_t hash = hash_of(s->out->text + s->at.text, length, &high);
+    if (keys->count == MAX_PASSED_KEYS) return 0;
+    for (int64_t i = first; i < keys->count; i++) {
+        if (keys->hashes[i] == hash) return 0;
+    }
+    keys->hashes[keys->count++] = hash;
+    return 1;
+}
+
+/* Any JSON value, checked and passed over. One with a key that stands twice in an object is declined. */
 static place passed_value(const scanner *s, place p, int depth)
 {
     int64_t length;
@@ -352,15 +374,18 @@ static place passed_value(const scanner *s, place p, int depth)
     default: return number(s, p);
     }
     const int is_object = *p == '{';
+    const int64_t first_key = s->keys->count;
     const uint8_t closing = is_object ? '}' : ']';
     p = space(s, p + 1);
     if (p < s->stop && *p == closing) return p + 1;
     for (int more = 1; more;) {
         if (is_object) {
             if (p == s->stop || *p != '"') return NULL;
-            if (!(p = string(s, p + 1, &length)) || !(p = after(s, p, ':'))) return NULL;
+            if (!(p = string(s, p + 1, &length)) || !is_new_key(s, first_key, length)) return NULL;
+            if (!(p = after(s, p, ':'))) return NULL;
         }
         if (!(p = passed_value(s, p, depth + 1)) || !(p = separator(s, p, closing, &more))) return NULL;
     }
+    s->keys->count = first_key;
     return p;
 }

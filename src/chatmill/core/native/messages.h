@@ -131,6 +131,22 @@ static place objects_or_none(scanner *s, place p, place (*one)(scanner *, place)
     return first && first < s->stop && *first == ']' ? first + 1 : objects(s, p, one);
 }
 
+/* A key of which nothing is kept, from after its opening quote up to after its colon. One with an escape, which may be
+ * another, is declined, and so is one that is among the passed keys of its object, from number `first` on. */
+static place passed_key(const scanner *s, place p, int64_t first)
+{
+    int64_t length;
+    const place begin = p;
+    if (!(p = string(s, p, &length)) || length != p - 1 - begin || !is_new_key(s, first, length)) return NULL;
+    return after(s, p, ':');
+}
+
+/* The same and its value. */
+static place passed_member(const scanner *s, place p, int64_t first)
+{
+    return (p = passed_key(s, p, first)) ? passed_value(s, p, 4) : NULL;
+}
+
 enum { TEXT_PART = 1, SYSTEM_PART, DEVELOPER_PART };
 enum { PART_TYPE = 1, PART_TEXT = 2 };
 
@@ -142,10 +158,11 @@ static inline int part_type(const scanner *s, place p)
     return 0;
 }
 
-/* A part of a content, its text at the end of the texts; `type` says what it is. A key that stands twice is declined
- * only where it matters: of the others nothing is kept. `strict`: a text has the type `text` and no other key. */
+/* A part of a content, its text at the end of the texts; `type` says what it is. `strict`: a text has the type `text`
+ * and no other key. */
 static place part(scanner *s, place p, int *type, int strict)
 {
+    const int64_t first_key = s->keys->count;
     unsigned seen = 0;
     int others = 0;
     int64_t length;
@@ -160,9 +177,8 @@ static place part(scanner *s, place p, int *type, int strict)
         if (key) {
             if (!(p = noted(s, p, key, &seen))) return NULL;
         } else {
-            const place begin = p;
             others++;
-            if (!(p = string(s, p, &length)) || length != p - 1 - begin || !(p = after(s, p, ':'))) return NULL;
+            if (!(p = passed_key(s, p, first_key))) return NULL;
         }
         switch (key) {
         case PART_TYPE:
@@ -175,6 +191,7 @@ static place part(scanner *s, place p, int *type, int strict)
         }
         if (!p || !(p = separator(s, p, '}', &more)) || (key == PART_TEXT && text.length < 0)) return NULL;
     }
+    s->keys->count = first_key;
     if (*type != TEXT_PART) return p;
     if (strict && (others || !(seen & PART_TYPE))) return NULL;
     return seen & PART_TEXT ? p : NULL;
@@ -282,31 +299,22 @@ static place logprob(const scanner *s, place p, uint8_t *out)
     return p;
 }
 
-/* A key from after its opening quote up to after its colon; one with an escape, which may be another, is declined. */
-static place passed_key(const scanner *s, place p)
-{
-    int64_t length;
-    const place begin = p;
-    return (p = string(s, p, &length)) && length == p - 1 - begin ? after(s, p, ':') : NULL;
-}
-
-/* The same and its value, of which nothing is kept. */
-static place passed_member(const scanner *s, place p) { return (p = passed_key(s, p)) ? passed_value(s, p, 4) : NULL; }
-
 /* After an object of which only the value of one key matters, `wanted` with its closing quote; NULL where it is not
  * there once. */
 static place only_value(const scanner *s, place p, const char *wanted, place *value)
 {
     const size_t size = strlen(wanted);
+    const int64_t first = s->keys->count;
     *value = NULL;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
         const int is_wanted = s->stop - p >= (ptrdiff_t)size && !memcmp(p, wanted, size);
-        if (!(p = passed_key(s, p)) || (is_wanted && *value)) return NULL;
+        if (!(p = passed_key(s, p, first))) return NULL;
         if (is_wanted) *value = p;
         if (!(p = passed_value(s, p, 4)) || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first;
     return *value ? p : NULL;
 }
 
@@ -417,6 +425,7 @@ static place message(scanner *s, place p)
 {
     if (s->at.messages >= s->out->message_capacity) return NULL;
     const int64_t number = s->at.messages++, first_call = s->at.calls;
+    const int64_t first_key = s->keys->count;
     message_parts m = no_parts(s->is_call ? ASSISTANT : 0);
     unsigned seen = 0;
     name *key = &s->names->of_message.start;
@@ -426,10 +435,11 @@ static place message(scanner *s, place p)
             if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
             p = message_field(s, p, number, key->meaning, &m);
         } else { /* of a call nothing else is kept */
-            p = s->is_call ? passed_member(s, p) : NULL;
+            p = s->is_call ? passed_member(s, p, first_key) : NULL;
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     const int is_said = s->is_call ? m.sampled.length >= 0 : m.content.length >= 0 || s->at.calls > first_call;
     return ended(s, number, is_said, &m) ? p : NULL;
 }

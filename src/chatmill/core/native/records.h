@@ -124,6 +124,7 @@ static place tools(scanner *s, place p, range *found, range *lines)
 /* The agent of a trajectory, of which nothing but the tools matters. */
 static place agent(scanner *s, place p, record_parts *r)
 {
+    const int64_t first_key = s->keys->count;
     unsigned seen = 0;
     int more;
     if (IS(s, p, "null")) return p + 4;
@@ -132,9 +133,10 @@ static place agent(scanner *s, place p, record_parts *r)
         if (p == s->stop || *p++ != '"') return NULL;
         KEY("tool_definitions", 1)
         if (key && !(p = noted(s, p, key, &seen))) return NULL;
-        p = key ? tools(s, p, &r->tools, &r->listed) : passed_member(s, p);
+        p = key ? tools(s, p, &r->tools, &r->listed) : passed_member(s, p, first_key);
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     return p;
 }
 

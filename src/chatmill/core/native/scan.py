@@ -261,3 +261,13 @@ def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
 def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:
     """Count the lines in `data[start:stop]`; the last may lack its line feed."""
     return call("chatmill_count_lines", np.frombuffer(data, dtype=np.uint8), start, stop)
+
+
+def is_exact_json(data: bytes) -> bool:
+    """Return whether nothing of a JSON value can be lost: no key stands twice, and float64 holds every number.
+
+    False where that is not sure, and where it is no JSON.
+    """
+    line = data.strip().replace(b"\n", b" ")  # no string of JSON has a line feed in it
+    room = np.empty(len(line) + 1, dtype=np.uint8)
+    return bool(call("chatmill_is_exact", line, len(line), room))

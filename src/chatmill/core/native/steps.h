@@ -14,7 +14,7 @@ static place step_call(scanner *s, place p)
 {
     columns *out = s->out;
     if (s->at.calls >= out->call_capacity) return NULL;
-    const int64_t number = s->at.calls++;
+    const int64_t number = s->at.calls++, first_key = s->keys->count;
     unsigned seen = 0;
     range id = {0, ABSENT}, called = id, given = id;
     for (int more = 1; more;) {
@@ -28,10 +28,11 @@ static place step_call(scanner *s, place p)
         case STEP_CALL_ID: p = text_or_null(s, p, &id); break;
         case STEP_CALL_NAME: p = text_or_null(s, p, &called); break;
         case STEP_ARGUMENTS: p = arguments(s, p, &given); break;
-        default: p = passed_member(s, p);
+        default: p = passed_member(s, p, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     set_text(&out->call_ids, number, id);
     set_text(&out->call_names, number, called);
     set_text(&out->call_arguments, number, given);
@@ -44,6 +45,7 @@ enum { STEP_SENT = 1, STEP_SAMPLED = 2, STEP_LOGPROBS = 4 };
 /* The tokens of a step; without those that were sampled the others say nothing. */
 static place metrics(scanner *s, place p, message_parts *m)
 {
+    const int64_t first_key = s->keys->count;
     unsigned seen = 0;
     int more;
     if (IS(s, p, "null")) return p + 4;
@@ -58,10 +60,11 @@ static place metrics(scanner *s, place p, message_parts *m)
         case STEP_SENT: p = numbers(s, p, PROMPT_TOKEN_IDS, &m->sent); break;
         case STEP_SAMPLED: p = numbers(s, p, TOKEN_IDS, &m->sampled); break;
         case STEP_LOGPROBS: p = numbers(s, p, LOGPROBS, &m->logprobs); break;
-        default: p = passed_member(s, p);
+        default: p = passed_member(s, p, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     if (m->sampled.length < 0) m->sent.length = m->logprobs.length = ABSENT;
     return p;
 }
@@ -82,6 +85,7 @@ static range called_by(const scanner *s, range id)
 /* A reference to a subagent; one without an id is to a file. */
 static place referred(scanner *s, place p)
 {
+    const int64_t first_key = s->keys->count;
     unsigned seen = 0;
     range id = {0, ABSENT};
     for (int more = 1; more;) {
@@ -89,9 +93,10 @@ static place referred(scanner *s, place p)
         if (p == s->stop || *p++ != '"') return NULL;
         KEY("trajectory_id", 1)
         if (key && !(p = noted(s, p, key, &seen))) return NULL;
-        p = key ? text_or_null(s, p, &id) : passed_member(s, p);
+        p = key ? text_or_null(s, p, &id) : passed_member(s, p, first_key);
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     if (id.length < 0) return p;
     if (s->reference_count == MAX_HELD) return NULL;
     s->references[s->reference_count++] = (reference){id, s->step};
@@ -105,7 +110,7 @@ static place result(scanner *s, place p)
 {
     columns *out = s->out;
     if (s->at.messages >= out->message_capacity) return NULL;
-    const int64_t number = s->at.messages++, calls = s->at.calls - s->first_call;
+    const int64_t number = s->at.messages++, calls = s->at.calls - s->first_call, first_key = s->keys->count;
     message_parts m = no_parts(calls ? TOOL : USER);
     unsigned seen = 0;
     range id = {0, ABSENT};
@@ -120,10 +125,11 @@ static place result(scanner *s, place p)
         case RESULT_CONTENT: p = message_field(s, p, number, CONTENT, &m); break;
         case RESULT_CALL: p = text_or_null(s, p, &id); break;
         case RESULT_REFERENCES: p = objects_or_none(s, p, referred); break;
-        default: p = passed_member(s, p);
+        default: p = passed_member(s, p, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     if (calls) {
         if (calls == 1 && id.length < 0) {
             id = (range){out->call_ids.starts[s->first_call], out->call_ids.lengths[s->first_call]};
@@ -137,7 +143,7 @@ static place result(scanner *s, place p)
 static place step(scanner *s, place p)
 {
     if (s->at.messages >= s->out->message_capacity) return NULL;
-    const int64_t number = s->at.messages++;
+    const int64_t number = s->at.messages++, first_key = s->keys->count;
     message_parts m = no_parts(0);
     unsigned seen = 0;
     place observed = NULL;
@@ -147,7 +153,7 @@ static place step(scanner *s, place p)
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
         if (!name_at(s, p, &s->names->of_message, &key)) {
-            p = passed_member(s, p);
+            p = passed_member(s, p, first_key);
         } else if ((p = noted(s, p + key->length, key->bit, &seen))) {
             switch (key->meaning) {
             case TOOL_CALLS: p = objects_or_none(s, p, step_call); break;
@@ -158,6 +164,7 @@ static place step(scanner *s, place p)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    s->keys->count = first_key;
     const int has_calls = s->at.calls > s->first_call, is_sampled = m.sampled.length >= 0;
     const int is_context = m.train == 1 || m.weight == 0; /* the names of a step: it was copied, and by how many calls */
     if (m.role != ASSISTANT && (has_calls || is_sampled || m.reasoning.length >= 0)) return NULL;

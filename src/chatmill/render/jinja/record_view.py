@@ -31,6 +31,7 @@ from chatmill.core.message_parser import check_json
 from chatmill.core.pictures import Picture
 from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
+from chatmill.read.json_values import decoded_text
 from chatmill.render.jinja.expressions import KEY, Notes, Path, kind_of_value
 from chatmill.render.jinja.traced import field, made_of
 from chatmill.render.jinja.traced_values import wrapped
@@ -307,17 +308,9 @@ class RecordView:
     def _arguments(self, k: int, j: int) -> Any:
         arguments = self._decoded.get((k, j))
         if arguments is None:
-            text = self.conversation.messages[k].tool_calls[j].arguments
-            try:
-                arguments = json.loads(text)
-            except (ValueError, RecursionError):
-                arguments = None
-            if not isinstance(arguments, dict):
-                raise RecordError(
-                    f"the template takes the arguments of a call as a JSON object, and these are none: {text[:60]!r}",
-                    code="arguments_not_an_object",
-                    path=f"messages[{k}].tool_calls[{j}].arguments",
-                )
+            arguments = _decoded_arguments(
+                self.conversation.messages[k].tool_calls[j].arguments, f"messages[{k}].tool_calls[{j}].arguments"
+            )
             self._decoded[k, j] = arguments
         return arguments
 
@@ -352,6 +345,23 @@ class Probes(NamedTuple):
     """The conversation, with the probes as messages after its own."""
     alone: RecordView
     """The probes."""
+
+
+def _decoded_arguments(text: str, path: str) -> dict[str, Any]:
+    """Return the arguments of a call, whose place is `path`, as the object that a template takes."""
+    try:
+        arguments = decoded_text(text)
+    except RecordError as error:
+        if error.code in ("duplicate_key", "number_range"):
+            raise RecordError(error.message, code=error.code, path=path) from None
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RecordError(
+            f"the template takes the arguments of a call as a JSON object, and these are none: {text[:60]!r}",
+            code="arguments_not_an_object",
+            path=path,
+        )
+    return arguments
 
 
 def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
