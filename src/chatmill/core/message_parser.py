@@ -34,8 +34,8 @@ MESSAGE_FIELDS = frozenset(
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 MEDIA_FIELDS = ("images", "image", "videos", "audios")
 """Fields of records and messages that hold something other than text."""
-MAX_WEIGHT = 1e30
-"""Weights are kept as float32, which ends not far above."""
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
+"""Weights and margins are kept as float32, which ends not far beyond."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 HARMONY_PARTS = {"system_content": Role.SYSTEM, "developer_content": Role.DEVELOPER}
 
@@ -267,11 +267,10 @@ def _weight(item: Mapping[str, Any], path: str) -> float | None:
     train, weight = item.get("train"), item.get("weight")
     if train is not None and not isinstance(train, bool):
         raise mistyped("'train' must be true or false", train, code="bad_weight", path=f"{path}.train")
-    if weight is not None and (
-        isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT
-    ):
+    if weight is not None and not (is_number(weight) and weight >= 0 and fits_float32(weight)):
         raise RecordError(
-            f"'weight' must be a number from 0 to {MAX_WEIGHT:g}, found {str(weight)[:40]}",
+            f"'weight' must be a number from 0 to {MAX_WEIGHT:g}, above 0 from {MIN_WEIGHT:g} on, found "
+            f"{str(weight)[:40]}",
             code="bad_weight",
             path=f"{path}.weight",
         )
@@ -280,6 +279,16 @@ def _weight(item: Mapping[str, Any], path: str) -> float | None:
     if weight is not None:
         return float(weight)
     return 1.0 if train else None
+
+
+def is_number(value: object) -> bool:
+    """Return whether a decoded value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def fits_float32(number: float) -> bool:
+    """Return whether a number is still there as float32: it becomes neither 0 nor infinite."""
+    return number == 0 or MIN_WEIGHT <= abs(number) <= MAX_WEIGHT
 
 
 def _optional_text(item: Mapping[str, Any], key: str, path: str) -> str | None:

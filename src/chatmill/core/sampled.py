@@ -68,8 +68,10 @@ def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
     if not isinstance(value, list | tuple):
         raise _wrong("'logprobs' must be a list of numbers", path, "logprobs")
     for place, entry in enumerate(value):
-        if entry is not None and (type(entry) not in (float, int) or not abs(entry) <= MAX_LOGPROB):
-            raise _wrong(f"a log-probability is a number or null, found {str(entry)[:40]}", path, f"logprobs[{place}]")
+        if entry is not None and (type(entry) not in (float, int) or not -MAX_LOGPROB <= entry <= 0):
+            shown = str(entry)[:40]
+            says = f"a log-probability is a number from -{MAX_LOGPROB:g} to 0, or null, found {shown}"
+            raise _wrong(says, path, f"logprobs[{place}]")
     return unpacked_logprobs(np.array(value, dtype=np.float64).astype(LOGPROBS))  # NaN in the place of None
 
 

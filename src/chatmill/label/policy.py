@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from chatmill.core.canonical import canonical_json
 from chatmill.core.hashed_fields import hashed_fields
 from chatmill.core.kinds import KINDS, MARK, REPEATED, Part, RoleCode, kind, parts_of, roles_of
-from chatmill.core.message_parser import MAX_WEIGHT
+from chatmill.core.message_parser import MAX_WEIGHT, MIN_WEIGHT, fits_float32
 from chatmill.core.tokens import Tokens
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, DataError
 from chatmill.label.errors import ErrorRule
 
 ANSWER = frozenset({Part.CONTENT, Part.REASONING, Part.TOOL_CALL, Part.TERMINATOR})
@@ -100,8 +100,9 @@ class Policy:
         table = np.zeros(256, dtype=np.float32)
         for (role, part), weight in self.weights.items():
             named = f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}"
-            if not 0 <= weight <= MAX_WEIGHT:
-                raise ConfigError(f"{named}; weights are numbers from 0 to {MAX_WEIGHT:g}")
+            if not (weight >= 0 and fits_float32(weight)):
+                limits = f"from 0 to {MAX_WEIGHT:g}, above 0 from {MIN_WEIGHT:g} on"
+                raise ConfigError(f"{named}; weights are numbers {limits}")
             if (part is Part.PAD or role is RoleCode.IMAGE) and weight:
                 subject = "padding is" if part is Part.PAD else "pictures are"
                 raise ConfigError(f"{named}; {subject} never trained")
@@ -121,7 +122,16 @@ class Policy:
         if np.isnan(tokens.message_weights).all():
             return weights * default
         message_weights = _own_weights(tokens)
-        return weights * np.where(np.isnan(message_weights), default, message_weights)
+        message_weights = np.where(np.isnan(message_weights), default, message_weights)
+        with np.errstate(over="ignore", under="ignore"):
+            products = weights * message_weights
+        is_lost = (products == 0) & (weights > 0) & (message_weights > 0)
+        if is_lost.any() or np.isinf(products).any():
+            raise DataError(
+                f"a message's weight times that of policy {self.name!r} is beyond what float32 holds: choose weights "
+                "nearer to 1"
+            )
+        return products
 
     def document_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
         """`run_weights` of documents, of which a record may have several; `records` has the record of each document.

@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 from chatmill.core.conversation import Message, Role
-from chatmill.core.message_parser import checked_text, field_text, mistyped, parse_messages
+from chatmill.core.message_parser import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    checked_text,
+    field_text,
+    fits_float32,
+    is_number,
+    mistyped,
+    parse_messages,
+)
 from chatmill.core.sides import Side
 from chatmill.errors import RecordError
 
@@ -21,6 +30,8 @@ PAIR_FIELDS = (CHOSEN, REJECTED, SYSTEM, *LISTS, *ASKED, *JOINED)
 MARGIN = "margin"
 SCORES = (("chosen_score", "rejected_score"), ("score_chosen", "score_rejected"), ("chosen_rating", "rejected_rating"))
 MARGIN_FIELDS = frozenset((MARGIN, *(name for pair in SCORES for name in pair)))
+SAME_MARGIN = 0.01
+"""Two margins that differ by no more than this, or this share of them, are one that was rounded."""
 DECLINED_BESIDE = (*LISTS, *JOINED, *sorted(MARGIN_FIELDS))
 """Fields next to a pair that only the reader of single records knows."""
 
@@ -66,17 +77,53 @@ def pair_messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple
 def margin_of(record: Mapping[str, Any]) -> float | None:
     """By how much the chosen answer of a pair is better: its `margin`, or the difference of two scores, as float32.
 
-    None where the record says nothing.
+    None where the record says nothing. Scores of which one is missing are an error, and so are two margins that differ.
     """
-    for names in ((MARGIN,), *SCORES):
-        if any(record.get(name) is None for name in names):
-            continue
-        for name in names:
-            value = record[name]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise mistyped(f"{name!r} must be a number", value, code="margin_type", path=name)
-        return float(np.float32(record[names[0]] - (record[names[1]] if len(names) > 1 else 0)))
-    return None
+    found = dict(_margins(record))
+    if not found:
+        return None
+    name, margin = next(iter(found.items()))
+    for other, value in found.items():
+        if not math.isclose(value, margin, rel_tol=SAME_MARGIN, abs_tol=SAME_MARGIN):
+            raise RecordError(
+                f"{name} says {margin:g}, and {other} {value:g}; keep one", code="margins_differ", path=name.split()[0]
+            )
+    return float(np.float32(margin))
+
+
+def _margins(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield what the record says about its margin, by the fields that say it."""
+    if record.get(MARGIN) is not None:
+        yield MARGIN, _score(record, MARGIN)
+    for names in SCORES:
+        there = [name for name in names if record.get(name) is not None]
+        if len(there) == 1:
+            missing = names[0] if there[0] == names[1] else names[1]
+            raise RecordError(
+                f"{there[0]!r} is given without {missing!r}, and one score is no margin: give both, or neither",
+                code="margin_incomplete",
+                path=there[0],
+            )
+        if there:
+            chosen, rejected = names
+            margin = _score(record, chosen) - _score(record, rejected)
+            if not fits_float32(margin):
+                raise _out_of_range(f"the difference of {chosen!r} and {rejected!r}", margin, chosen)
+            yield f"{chosen} - {rejected}", margin
+
+
+def _score(record: Mapping[str, Any], name: str) -> float:
+    value = record[name]
+    if not is_number(value):
+        raise mistyped(f"{name!r} must be a number", value, code="margin_type", path=name)
+    if not fits_float32(value):
+        raise _out_of_range(repr(name), value, name)
+    return float(value)
+
+
+def _out_of_range(what: str, value: float, path: str) -> RecordError:
+    limits = f"0 or a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, or below 0 as far from it"
+    return RecordError(f"{what} must be {limits}, found {str(value)[:40]}", code="margin_type", path=path)
 
 
 def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Role, call_order
 from chatmill.core.conversations import Conversations, Sources
-from chatmill.core.message_parser import MAX_WEIGHT, REASONING_FIELDS
+from chatmill.core.message_parser import MAX_WEIGHT, MIN_WEIGHT, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
 from chatmill.core.sampled import NUMBER_FIELDS
@@ -308,7 +308,7 @@ def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tup
         if not (pa.types.is_integer(weight.type) or weight.type in (pa.float32(), pa.float64())):
             raise _NotSureError
         weights = weight.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        doubtful = _flags(weight.is_valid()) & ~((weights >= 0) & (weights <= MAX_WEIGHT))
+        doubtful = _flags(weight.is_valid()) & (weights != 0) & ~((weights >= MIN_WEIGHT) & (weights <= MAX_WEIGHT))
     if train is not None and train.null_count < count:
         if not pa.types.is_boolean(train.type):
             raise _NotSureError

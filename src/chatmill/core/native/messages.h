@@ -274,28 +274,28 @@ static inline place token_id(const scanner *s, place p, uint8_t *out)
     return p;
 }
 
-/* A log-probability, rounded twice as Python does it: to a double, and to a float; NaN for null. */
+/* A log-probability, rounded twice as Python does it: to a double, and to a float; NaN for null. One above 0 is none. */
 static place logprob(const scanner *s, place p, uint8_t *out)
 {
-    float value = NAN;
+    double value = NAN;
     if (IS(s, p, "null")) {
         p += 4;
     } else {
         char text[MAX_NUMBER + 1], *read;
         const place begin = p, digits = p < s->stop && *p == '-' ? p + 1 : p;
-        double few = 0;
         if (digits == s->stop || *digits < '0' || *digits > '9' || !(p = number(s, p))) return NULL;
-        if (weight_of(s, digits, &few)) { /* so few digits that it is exact */
-            value = (float)(digits > begin ? -few : few);
+        if (weight_of(s, digits, &value)) { /* so few digits that it is exact */
+            value = digits > begin ? -value : value;
         } else {
             memcpy(text, begin, (size_t)(p - begin));
             text[p - begin] = 0;
-            value = (float)strtod(text, &read);
+            value = strtod(text, &read);
             if (*read) return NULL; /* another decimal point in this locale */
         }
-        if (!(fabs(value) <= 1e30)) return NULL;
+        if (!(value >= -1e30 && value <= 0)) return NULL;
     }
-    memcpy(out, &value, sizeof value);
+    const float rounded = (float)value;
+    memcpy(out, &rounded, sizeof rounded);
     return p;
 }
 
