@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatmill.core.conversation import NOTHING, Message, Role, ToolCall, call_order
+from chatmill.core.part_training import refuse_part_training
 from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
@@ -81,6 +82,7 @@ def parse_message(
     if not isinstance(item, dict):
         raise mistyped("a message must be an object", item, code="message_type", path=path)
     refuse_media(item, path)
+    refuse_part_training(item, path, MESSAGE_FIELDS | {role_key, content_key})
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
     reasoning = reasoning_of(item, path)
@@ -161,6 +163,7 @@ def _content(
                 code="bad_part",
                 path=f"{path}[0].type",
             )
+        refuse_part_training(part, f"{path}[0]")
         check_json(part, path=f"{path}[0]", code="bad_part")
         return "", part, ()
     parts = [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
@@ -195,6 +198,7 @@ def _part(part: object, path: str) -> str | Picture:
     """Parse one part of a content: a text or a picture."""
     if not isinstance(part, dict):
         raise mistyped("a content part must be an object", part, code="bad_part", path=path)
+    refuse_part_training(part, path)
     kind = part.get("type", "text")
     if isinstance(kind, str) and kind in PICTURE_PARTS:
         return picture_of_part(part, path)
@@ -248,6 +252,8 @@ def _tool_call(call: object, path: str) -> ToolCall:
             code="bad_tool_call",
             path=path,
         )
+    refuse_part_training(call, path)
+    refuse_part_training(function, inner)
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, dict | list):
         arguments = check_json(arguments, path=f"{inner}.arguments", code="bad_tool_call")

@@ -7,6 +7,7 @@ from typing import Any
 
 from chatmill.core.conversation import Message, Role
 from chatmill.core.message_parser import mistyped, parse_message
+from chatmill.core.part_training import refuse_part_training
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 
@@ -95,6 +96,7 @@ def _messages(step: Any, path: str) -> Iterator[dict[str, Any]]:
     """Yield one step in OpenAI's form: what was said, and what came back."""
     if not isinstance(step, Mapping):
         raise mistyped("a step must be an object", step, code="message_type", path=path)
+    refuse_part_training(step, path)
     role = ROLES.get(str(step.get("source")))
     if role is None:
         known = ", ".join(ROLES)
@@ -113,6 +115,8 @@ def _messages(step: Any, path: str) -> Iterator[dict[str, Any]]:
 def _calls(calls: Any, path: str) -> list[dict[str, Any]] | None:
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise RecordError("tool_calls must be a list of objects", code="bad_tool_call", path=f"{path}.tool_calls")
+    for number, call in enumerate(calls):
+        refuse_part_training(call, f"{path}.tool_calls[{number}]")
     return [
         {
             "id": call.get("tool_call_id"),
@@ -156,6 +160,7 @@ def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[d
                 code="null_content",
                 path=f"{path}.observation.results[{number}].content",
             )
+        refuse_part_training(result, f"{path}.observation.results[{number}]")
         called = result.get("source_call_id")
         if called is None and len(calls) == 1:
             called = calls[0].get("tool_call_id")

@@ -10,6 +10,7 @@ from typing import Any
 
 from chatmill.core.conversation import Message, Role
 from chatmill.core.message_parser import mistyped
+from chatmill.core.part_training import refuse_part_training
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
 
@@ -33,6 +34,8 @@ def _calls(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]
     """Yield the calls of a record and where they are; a prompt next to a list is that of all of them."""
     key = next((key for key in CALL_LISTS if record.get(key) is not None), None)
     if key is None:
+        # Of a whole record such a key may be about a training run; a list is one of masks or weights of tokens.
+        refuse_part_training({name: value for name, value in record.items() if isinstance(value, list)}, "")
         yield record, ""
         return
     if not isinstance(record[key], list) or not record[key]:
@@ -41,6 +44,7 @@ def _calls(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]
     for number, call in enumerate(record[key]):
         if not isinstance(call, Mapping):
             raise mistyped("a call must be an object", call, code="message_type", path=f"{key}[{number}]")
+        refuse_part_training(call, f"{key}[{number}]")
         yield {**shared, **{name: value for name, value in call.items() if value is not None}}, f"{key}[{number}]"
 
 

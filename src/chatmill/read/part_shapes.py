@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from chatmill.core.message_parser import mistyped
+from chatmill.core.part_training import refuse_part_training
 from chatmill.errors import RecordError
 
 Item = Mapping[str, Any]
@@ -36,6 +37,8 @@ def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return [message]  # for the checks that all messages go through
+    for i, part in enumerate(content):  # a call or a result may become something that has no parts
+        refuse_part_training(part, f"{path}.content[{i}]")
     if message.get("role") == "assistant":
         return [_answer(message, content, path)]
     plain: list[dict[str, Any]] = []

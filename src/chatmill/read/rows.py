@@ -21,6 +21,7 @@ from chatmill.core.conversations import Conversations, Sources
 from chatmill.core.message_parser import MAX_WEIGHT, MIN_WEIGHT, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
+from chatmill.core.part_training import speaks_of_training
 from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.core.tokens import offsets_of
@@ -281,6 +282,9 @@ def _calls(column: pa.Array | None, count: int) -> tuple[dict[str, Any], Flags]:
     inner = _fields(function)
     names, arguments = (_field_texts(inner.get(name), len(calls)) for name in ("name", "arguments"))
     bad = ~(_flags(calls.is_valid()) & _flags(function.is_valid()) & names.present & arguments.present)
+    for name, field in (*parts.items(), *inner.items()):
+        if speaks_of_training(name):
+            bad |= _flags(field.is_valid())
     # A null list may lie over calls of its own, which then belong to nobody.
     hidden = ~_flags(column.is_valid()) & (np.diff(offsets) > 0)
     doubtful[np.searchsorted(offsets, np.flatnonzero(bad), side="right") - 1] = True

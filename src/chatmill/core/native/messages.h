@@ -131,6 +131,19 @@ static place objects_or_none(scanner *s, place p, place (*one)(scanner *, place)
     return first && first < s->stop && *first == ']' ? first + 1 : objects(s, p, one);
 }
 
+/* Whether a key begins as those do by which people say how something is trained (core/part_training.py). */
+static int speaks_of_training(const scanner *s, place p)
+{
+    static const char *const BEGINNINGS[] = {"train", "weight", "mask", "loss"};
+    for (int i = 0; i < 4; i++) {
+        const char *wanted = BEGINNINGS[i];
+        place at = p;
+        while (*wanted && at < s->stop && (*at | 0x20) == *wanted) at++, wanted++;
+        if (!*wanted) return 1;
+    }
+    return 0;
+}
+
 /* A key of which nothing is kept, from after its opening quote up to after its colon. One with an escape, which may be
  * another, is declined, and so is one that is among the passed keys of its object, from number `first` on. */
 static place passed_key(const scanner *s, place p, int64_t first)
@@ -145,6 +158,12 @@ static place passed_key(const scanner *s, place p, int64_t first)
 static place passed_member(const scanner *s, place p, int64_t first)
 {
     return (p = passed_key(s, p, first)) ? passed_value(s, p, 4) : NULL;
+}
+
+/* The same of a message or of a part of one: a key that speaks of training is declined. */
+static place passed_of_message(const scanner *s, place p, int64_t first)
+{
+    return speaks_of_training(s, p) ? NULL : passed_member(s, p, first);
 }
 
 enum { TEXT_PART = 1, SYSTEM_PART, DEVELOPER_PART };
@@ -178,7 +197,7 @@ static place part(scanner *s, place p, int *type, int strict)
             if (!(p = noted(s, p, key, &seen))) return NULL;
         } else {
             others++;
-            if (!(p = passed_key(s, p, first_key))) return NULL;
+            if (speaks_of_training(s, p) || !(p = passed_key(s, p, first_key))) return NULL;
         }
         switch (key) {
         case PART_TYPE:
@@ -435,7 +454,7 @@ static place message(scanner *s, place p)
             if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
             p = message_field(s, p, number, key->meaning, &m);
         } else { /* of a call nothing else is kept */
-            p = s->is_call ? passed_member(s, p, first_key) : NULL;
+            p = s->is_call ? passed_of_message(s, p, first_key) : NULL;
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }

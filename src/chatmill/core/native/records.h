@@ -283,6 +283,7 @@ static place members(scanner *s, place p, record_parts *parts)
             if (!(p = noted(s, p + key->length, key->bit, &parts->seen))) return NULL;
             p = record_field(s, p, key, parts);
         } else if ((p = unknown_key(s, p, parts))) {
+            if (p < s->stop && *p == '[' && speaks_of_training(s, parts->others[parts->other_count - 1].at)) return NULL;
             parts->others[parts->other_count - 1].holds = !is_nothing(s, p);
             p = passed_value(s, p, 2);
         }

@@ -28,7 +28,7 @@ static place step_call(scanner *s, place p)
         case STEP_CALL_ID: p = text_or_null(s, p, &id); break;
         case STEP_CALL_NAME: p = text_or_null(s, p, &called); break;
         case STEP_ARGUMENTS: p = arguments(s, p, &given); break;
-        default: p = passed_member(s, p, first_key);
+        default: p = passed_of_message(s, p, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
@@ -125,7 +125,7 @@ static place result(scanner *s, place p)
         case RESULT_CONTENT: p = message_field(s, p, number, CONTENT, &m); break;
         case RESULT_CALL: p = text_or_null(s, p, &id); break;
         case RESULT_REFERENCES: p = objects_or_none(s, p, referred); break;
-        default: p = passed_member(s, p, first_key);
+        default: p = passed_of_message(s, p, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
@@ -153,7 +153,7 @@ static place step(scanner *s, place p)
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
         if (!name_at(s, p, &s->names->of_message, &key)) {
-            p = passed_member(s, p, first_key);
+            p = passed_of_message(s, p, first_key);
         } else if ((p = noted(s, p + key->length, key->bit, &seen))) {
             switch (key->meaning) {
             case TOOL_CALLS: p = objects_or_none(s, p, step_call); break;
