@@ -7,7 +7,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Generator
-from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -42,7 +41,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer the request if it has the token."""
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:
+            self._send(PageAnswer([f"not an address: {error}\n"], 400, "text/plain; charset=utf-8"))
+            return
         pairs = parse_qsl(url.query, keep_blank_values=True)
         refused = self._refused([value for name, value in pairs if name == "token"])
         if refused:
@@ -51,7 +54,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: value for name, value in pairs if name != "token"}
         if len(query) < len(pairs) and self.server.token is not None:
             # from here on the token is in the cookie: a copied address does not reveal it
-            place = f"{url.path}{'?' if query else ''}{urlencode(query)}"
+            # (browsers read two slashes, or backslashes, as the begin of a host)
+            path = "/" + url.path.lstrip("/\\")
+            place = f"{path}{'?' if query else ''}{urlencode(query)}"
             self._send(PageAnswer(status=303, location=place), cookie=True)
             return
         self._send(self.server.viewer.answer(url.path, query))
@@ -69,11 +74,24 @@ class _Handler(BaseHTTPRequestHandler):
         if token is None:
             name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
             return "" if name in LOOPBACK else f"not a name of this machine: {host!r}; use 127.0.0.1\n"
-        kept = SimpleCookie(self.headers.get("cookie", "")).get(self._cookie)
-        candidates = [*tokens, kept.value if kept else ""]
+        candidates = [*tokens, *self._cookie_values()]
         if any(secrets.compare_digest(candidate.encode(), token.encode()) for candidate in candidates):
             return ""
         return "the address must end in ?token=..., as chatmill view printed it\n"
+
+    def _cookie_values(self) -> list[str]:
+        """Return the values of all cookies of our name.
+
+        Every program of this machine can set cookies, which a browser sends to all ports: those of others may be
+        anything, and may have our name too.
+        """
+        values = []
+        for header in self.headers.get_all("cookie", []):
+            for cookie in header.split(";"):
+                name, _, value = cookie.strip().partition("=")
+                if name == self._cookie:
+                    values.append(value)
+        return values
 
     @property
     def _cookie(self) -> str:
