@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditor": MIDDLE | {"look", "console"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
+    "__main__": {"cli"},
     "cli": MIDDLE
     | {"__init__", "console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron"},
 }

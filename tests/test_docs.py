@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from chatmill.cli import COMMANDS, app
+from chatmill.cli.app import COMMANDS, app
 from tests.pages import DOCS, PAGES, ROOT, anchors, fences, links
 
 OUTSIDE = re.compile(

@@ -8,18 +8,19 @@ Every public name is importable from here and loaded on first use: importing thi
 transformers.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
 from chatmill._facade import PUBLIC
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # nothing else is imported, so that the command line can catch Ctrl-C during all of its imports
+    from typing import Any
 
 __version__ = "0.3.0"
 __all__ = ["__version__", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     module = PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'chatmill' has no attribute {name!r}")

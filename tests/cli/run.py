@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from chatmill.cli import app
+from chatmill.cli.app import app
 from chatmill.cli.statuses import ended, show_warning
 from tests.forked import run_forked
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import typer
 
-from chatmill.cli import COMMANDS, app, main
+from chatmill.cli import main
+from chatmill.cli.app import COMMANDS, app
 from chatmill.cli.layout import help_of
 from chatmill.cli.statuses import Status, ended
 from tests.cli.run import Call, forked
@@ -114,7 +115,7 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
     heavy = {"numpy", "torch", "pyarrow", "pydantic", "msgspec", "yaml", "tokenizers", "transformers", "asyncio"}
     assert not heavy & modules, "what takes long to import is not imported for a help text"
     imported = {module.removeprefix("chatmill.") for module in modules if module.startswith("chatmill.")}
-    assert imported == {"cli", "cli.layout", "cli.statuses", "errors", "_facade"}
+    assert imported == {"cli", "cli.app", "cli.layout", "cli.statuses", "errors", "_facade"}
 
 
 # completion

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
-from chatmill.cli import app
+from chatmill.cli.app import app
 from chatmill.compiler.run import run_build
 from chatmill.core.shift import IGNORE_INDEX, shift_left
 from chatmill.errors import ConfigError, DataError

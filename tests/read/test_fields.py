@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from chatmill.cli import app
+from chatmill.cli.app import app
 from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build

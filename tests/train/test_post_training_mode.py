@@ -19,7 +19,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from chatmill.cli import app
+from chatmill.cli.app import app
 from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.row_buffer import RowBuffer
