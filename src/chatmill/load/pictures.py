@@ -22,6 +22,7 @@ from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash, read_picture
 from chatmill.images.find_rule import find_rule
 from chatmill.images.rule import Grid, PictureRule
+from chatmill.load.model_folder import LOCAL, open_model_folder
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Split
 
@@ -156,7 +157,7 @@ def _processor(model: str) -> Any:
     need("transformers", "making pixels of pictures")
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(model)
+    return open_model_folder(model, lambda: AutoImageProcessor.from_pretrained(model, **LOCAL))
 
 
 def _processed(rule: PictureRule, model: str, documents: Sequence[Sequence[bytes]]) -> dict[str, Any]:

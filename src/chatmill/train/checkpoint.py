@@ -22,6 +22,7 @@ from chatmill.core.json_files import read_object
 from chatmill.core.machine_limits import is_full_disk
 from chatmill.core.publish import sweep_orphans, temporary_beside, whole_folder
 from chatmill.errors import ConfigError, FormatError
+from chatmill.load.model_folder import LOCAL
 
 FORMAT, VERSION = "chatmill-checkpoint", 2
 FOLDER, OPTIMIZER, STATE = "checkpoints", "optimizer.pt", "state.json"
@@ -82,7 +83,7 @@ def read_state(folder: Path) -> RunState:
 def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and moments into a model and its optimizer."""
     try:
-        stored = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)
+        stored = type(model).from_pretrained(folder, **LOCAL, dtype=model.dtype)
         model.load_state_dict(stored.state_dict())
         moments = torch.load(folder / OPTIMIZER, map_location=model.device, weights_only=True)["state"]
         optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})

@@ -1,4 +1,4 @@
-"""Loads a model folder of transformers; nothing is downloaded."""
+"""Loads a model folder of transformers; nothing is downloaded, and no code of the folder runs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def load_hf_model(
     import torch
     import transformers
 
+    from chatmill.load.model_folder import LOCAL, NO_CODE, open_model_folder
     from chatmill.load.reference_kernels import with_reference_kernels
 
     transformers.logging.set_verbosity_error()
@@ -41,17 +42,20 @@ def load_hf_model(
         wanted["experts_implementation"] = "eager"
     if attention is not None:
         wanted["attn_implementation"] = attention
-    kind: Any = transformers.AutoModelForImageTextToText if pictures else transformers.AutoModelForCausalLM
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    hint = f" (without weights: {way_out})" if way_out and not random_weights else ""
+
+    def load() -> Any:
+        kind: Any = transformers.AutoModelForImageTextToText if pictures else transformers.AutoModelForCausalLM
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
         if reference_kernels:
             config = config.get_text_config()
             kind = with_reference_kernels(kind._model_mapping[type(config)])
-        if random_weights:
-            if seed is not None:
-                torch.manual_seed(seed)
-            return (kind._from_config if reference_kernels else kind.from_config)(config, **wanted)
-        return kind.from_pretrained(folder, config=config, local_files_only=True, **wanted)
-    except (OSError, ValueError, ImportError) as error:
-        hint = f" (without weights: {way_out})" if way_out and not random_weights else ""
-        raise ConfigError(f"transformers cannot load {folder}: {error}{hint}") from None
+        if not random_weights:
+            return kind.from_pretrained(folder, config=config, **LOCAL, **wanted)
+        if seed is not None:
+            torch.manual_seed(seed)
+        return (
+            kind._from_config(config, **wanted) if reference_kernels else kind.from_config(config, **NO_CODE, **wanted)
+        )
+
+    return open_model_folder(folder, load, hint)
