@@ -12,7 +12,10 @@ from chatmill.errors import ChatmillError, FormatError
 def read_object(path: Path, error: type[ChatmillError] = FormatError) -> dict[str, Any]:
     """Read the object in a file; raise `error` if it is unreadable, not JSON, or not an object."""
     try:
-        value = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        value = json.loads(raw)
+        if b"\\u" in raw:  # half of a pair of escapes is text without a UTF-8 form, which fails wherever it is written
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror or problem}") from None
     except (ValueError, RecursionError) as problem:

@@ -155,12 +155,12 @@ def _templates_in(folder: Path) -> dict[str, str]:
         templates["default"] = listed
     elif isinstance(listed, list):
         for entry in listed:
-            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
+            if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
                 raise ConfigError(
                     f"{folder / CONFIG}: 'chat_template' is a list, and {str(entry)[:60]} in it is no object with a "
                     "name and a template"
                 )
-            templates[str(entry["name"])] = str(entry["template"])
+            templates[entry["name"]] = entry["template"]
     if (folder / JINJA_FILE).is_file():
         templates["default"] = _text_of(folder / JINJA_FILE)
     for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):

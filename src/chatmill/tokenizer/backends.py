@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -150,6 +151,10 @@ class HuggingFaceBackend:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        with _told_as_errors("this vocabulary cannot be loaded"):
+            return self._load()
+
+    def _load(self) -> Any:
         import tokenizers
 
         if hasattr(tokenizers.Tokenizer, "from_str"):
@@ -162,7 +167,8 @@ class HuggingFaceBackend:
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        return _flat([encoding.ids for encoding in encode(list(texts), add_special_tokens=False)])
+        with _told_as_errors("this vocabulary cannot encode text"):
+            return _flat([encoding.ids for encoding in encode(list(texts), add_special_tokens=False)])
 
     def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
         """Count, for each text, the tokens that start before character `cuts[i]`."""
@@ -190,7 +196,20 @@ class HuggingFaceBackend:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids that hold no control tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        with _told_as_errors("this vocabulary cannot decode ids"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@contextlib.contextmanager
+def _told_as_errors(doing: str) -> Iterator[None]:
+    """Turn a failure of `tokenizers`, which raises bare `Exception`, into an error with its words."""
+    try:
+        yield
+    except (UnicodeError, TypeError):  # the text has no UTF-8 form: the caller says which one
+        raise
+    except Exception as error:
+        refuse_out_of_memory(error, doing)
+        raise TokenizerError(f"{doing}: {error}") from None
 
 
 class TiktokenBackend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,12 @@ from chatmill.tokenizer.backends import (
     HuggingFaceBackend,
     warn_of_fallback,
 )
-from chatmill.tokenizer.json_file import TokenizerJson, spelled_tokens
+from chatmill.tokenizer.json_file import MAX_IDS, TokenizerJson, is_added_token, spelled_tokens
 from chatmill.tokenizer.prefix import Prefix, rule_steps, split_prefix
 from chatmill.tokenizer.probe import answers_of, disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
+
+_ID = re.compile("[0-9]{1,9}")
 
 
 def tokenizer_from_json(
@@ -40,6 +43,8 @@ def tokenizer_from_json(
     """
     origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_documents=for_documents)
     whole = file = TokenizerJson(raw, name)
+    if engine is not Engine.UNCHECKED:
+        file.check()
     controls = _control_ids(file.added_tokens, config or {}, name)
     # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
     ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
@@ -122,7 +127,7 @@ def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: s
     controls = {str(token["content"]): int(token["id"]) for token in added}
     decoder = config.get("added_tokens_decoder") or {}
     for token_id, token in decoder.items() if isinstance(decoder, dict) else [("", decoder)]:
-        if not (token_id.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str)):
+        if not (_ID.fullmatch(token_id) and int(token_id) < MAX_IDS and is_added_token(token)):
             raise TokenizerError(
                 f"{name}: 'added_tokens_decoder' in tokenizer_config.json has {token_id!r}: {str(token)[:60]}; an id "
                 "and an object with the token's content are needed"

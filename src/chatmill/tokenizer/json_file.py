@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Container, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,7 +14,15 @@ from chatmill.errors import TokenizerError
 
 SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 """Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
+MAX_IDS = 1 << 26
+"""No vocabulary comes near it; tables have a place for every id."""
+FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+"""Of an added token."""
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)]
+_VOCAB = msgspec.json.Decoder(dict[str, _Id] | list[tuple[str, int | float]] | None)
+_RULE_TEXTS = ("type", "prepend", "replacement", "prepend_scheme")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPE = re.compile(rb"\\.")
 _NEEDED_ESCAPES = {b'\\"', b"\\\\"}
 
@@ -31,51 +39,68 @@ class TokenizerJson:
         except (msgspec.DecodeError, KeyError) as error:
             raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
 
+        if not isinstance(self.model("type"), str | None):
+            raise self._wrong("the type of its model", self.model("type"))
+
+    def _wrong(self, what: str, value: Any) -> TokenizerError:
+        return TokenizerError(f"{self._name} is not a tokenizer.json: {what} is {str(value)[:60]}")
+
+    def check(self) -> None:
+        """Refuse a vocabulary that is none before an engine reads it: gigatoken ends the process at a very large id."""
+        _ = self.vocab
+
     def part(self, name: str) -> Any:
         """Decode a part of the file other than the model; None if it is missing."""
-        return msgspec.json.decode(self._parts[name]) if name in self._parts else None
+        return self._decoded(self._parts, name)
 
     def model(self, name: str) -> Any:
         """Decode an entry of the model; None if it is missing."""
-        return msgspec.json.decode(self._model[name]) if name in self._model else None
+        return self._decoded(self._model, name)
+
+    def _decoded(self, parts: Mapping[str, msgspec.Raw], name: str, decoder: Any = msgspec.json) -> Any:
+        try:
+            return decoder.decode(parts[name]) if name in parts else None
+        except (msgspec.MsgspecError, RecursionError) as error:  # a number out of range, say: `_PARTS` looks at none
+            raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name}: {error}") from None
 
     @cached_property
     def added_tokens(self) -> list[dict[str, Any]]:
         """The added tokens as they are written."""
         tokens = self.part("added_tokens") or []
         for token in tokens if isinstance(tokens, list) else [tokens]:
-            if not (isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int):
-                raise TokenizerError(f"{self._name} is not a tokenizer.json: an added token is {str(token)[:60]}")
+            if not (is_added_token(token) and type(token.get("id")) is int and 0 <= token["id"] < MAX_IDS):
+                raise self._wrong("an added token", token)
         return tokens
 
     def rules(self, name: str) -> dict[str, Any] | None:
         """Decode the normalizer or the pre-tokenizer; each is an object, or a sequence of them."""
         rules = self.part(name)
-        steps = rules.get(f"{name.replace('_', '')}s", []) if isinstance(rules, dict) else [rules]
-        if rules is None or (isinstance(steps, list) and all(isinstance(step, dict) for step in steps)):
-            return rules  # type: ignore[no-any-return]
-        raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name} is {str(rules)[:60]}")
+        if rules is None:
+            return None
+        is_sequence = isinstance(rules, dict) and rules.get("type") == "Sequence"
+        steps = rules.get(f"{name.replace('_', '')}s") if is_sequence else [rules]
+        if not isinstance(steps, list) or not all(map(_is_rule, steps)):
+            raise self._wrong(f"its {name}", rules)
+        return rules  # type: ignore[no-any-return]
 
     @cached_property
-    def vocab(self) -> dict[str, int] | list[list[Any]]:
+    def vocab(self) -> dict[str, int] | list[tuple[str, int | float]]:
         """Token -> id, or (Unigram) pairs of token and score in the order of their ids."""
-        return self.model("vocab") or {}
+        return self._decoded(self._model, "vocab", _VOCAB) or {}
 
     @cached_property
     def unknown_id(self) -> int | None:
         """The id of the token for unknown text."""
-        if isinstance(number := self.model("unk_id"), int):
+        number, token = self.model("unk_id"), self.model("unk_token")
+        if type(number) is int:
             return number
-        token = self.model("unk_token")
-        if token is None or not isinstance(self.vocab, dict) or token not in self.vocab:
-            return None
-        return int(self.vocab[token])
+        return self.vocab.get(token) if isinstance(token, str) and isinstance(self.vocab, dict) else None
 
     def spellings(self) -> tuple[list[str], list[int]]:
         """List all tokens, and the id of each."""
         if isinstance(self.vocab, dict):
             return list(self.vocab), list(self.vocab.values())
-        return [str(entry[0]) for entry in self.vocab], list(range(len(self.vocab)))
+        return [token for token, _ in self.vocab], list(range(len(self.vocab)))
 
     def changed(self, **parts: Any) -> bytes:
         """Replace parts of the file."""
@@ -97,14 +122,14 @@ class TokenizerJson:
     def _kept_tokens(self, ordinary: Container[str]) -> list[dict[str, Any]]:
         if not any(token["content"] in ordinary for token in self.added_tokens):
             return []
-        names = self.vocab if isinstance(self.vocab, dict) else {entry[0] for entry in self.vocab}
+        names = self.vocab if isinstance(self.vocab, dict) else {token for token, _ in self.vocab}
         return [
             token if token["content"] in ordinary else {**token, "content": _unspellable_name(token["id"])}
             for token in self.added_tokens
             if token["content"] in ordinary or token["content"] not in names
         ]
 
-    def _unspellable(self, control_ids: set[int]) -> dict[str, int] | list[list[Any]]:
+    def _unspellable(self, control_ids: set[int]) -> dict[str, int] | list[tuple[str, int | float]]:
         """Rename these tokens of the vocabulary to noncharacters."""
 
         def name(token: str, token_id: int) -> str:
@@ -112,7 +137,7 @@ class TokenizerJson:
 
         if isinstance(self.vocab, dict):
             return {name(token, token_id): token_id for token, token_id in self.vocab.items()}
-        return [[name(entry[0], i), *entry[1:]] for i, entry in enumerate(self.vocab)]
+        return [(name(token, token_id), score) for token_id, (token, score) in enumerate(self.vocab)]
 
     def whole(self) -> bytes | None:
         """The file for an engine of finished documents, where added tokens match in ways of their own; else None."""
@@ -138,6 +163,21 @@ class TokenizerJson:
         return msgspec.json.encode([merge.split(" ") if isinstance(merge, str) else merge for merge in merges])
 
 
+def is_added_token(token: Any) -> bool:
+    """Return whether this is an added token as tokenizer.json and tokenizer_config.json write one, its id aside."""
+    if not isinstance(token, dict) or not all(isinstance(token.get(flag), bool | None) for flag in FLAGS):
+        return False
+    content = token.get("content")
+    return isinstance(content, str) and content != ""
+
+
+def _is_rule(step: Any) -> bool:
+    """Return whether this is a normalizer or a pre-tokenizer: an object, in which what is read here is text."""
+    if not isinstance(step, dict) or (step.get("type") == "Prepend" and "prepend" not in step):
+        return False
+    return all(isinstance(step.get(name), str | None) for name in _RULE_TEXTS)
+
+
 def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, bytes]:
     """Decode every id of a vocabulary to bytes, as its engine does; `added` tokens are spelled as they are."""
     tokens, ids = file.spellings()
@@ -155,8 +195,9 @@ def _unspellable_name(token_id: int) -> str:
 
 
 def _plain_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    byte = _BYTE_TOKEN.fullmatch(token)
+    if byte is not None:
+        return bytes.fromhex(byte[1])
     return token.removeprefix("##").replace("\u2581", " ").encode()
 
 

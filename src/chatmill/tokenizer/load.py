@@ -19,6 +19,8 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 JSON_FILES = ("tokenizer.json", "tokenizer.json.xz")
 """What a folder's tokenizer is read from; the first that is there."""
+MAX_UNPACKED = 1 << 28
+"""Bytes of a tokenizer.json.xz when it is unpacked; the largest known is a tenth of that."""
 
 
 def load_tokenizer(
@@ -78,11 +80,18 @@ def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
 
 
 def _read(path: Path) -> bytes:
-    raw = path.read_bytes()
+    if path.suffix != ".xz":
+        return path.read_bytes()
     try:
-        return lzma.decompress(raw) if path.suffix == ".xz" else raw
-    except lzma.LZMAError as error:
+        with lzma.open(path) as file:
+            raw = file.read(MAX_UNPACKED + 1)
+    except (lzma.LZMAError, EOFError) as error:
         raise TokenizerError(f"{path} cannot be unpacked: {error}") from None
+    if len(raw) > MAX_UNPACKED:
+        raise TokenizerError(
+            f"{path} is more than {MAX_UNPACKED:,} bytes when it is unpacked: no tokenizer is that large"
+        )
+    return raw
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
