@@ -88,7 +88,9 @@ def read_llamafactory(out: Path, split: str) -> list[Document]:
         assert set(row["labels"][used:]) <= {-100}
         starts = [place for place in range(used) if place == 0 or numbers[place] != numbers[place - 1]]
         if "position_ids" in row:
-            assert len(numbers) == CAPACITY + 1
+            params = row["packing_params"]
+            assert params["sequence_boundaries"] == [*starts, used, len(numbers)]
+            assert params["right_padding_length"] == len(numbers) - used
             assert [place for place in range(used) if row["position_ids"][place] == 0] == starts
             assert max(numbers) == len(starts)
         found += cut(row["input_ids"][:used], row["labels"][:used], starts)
@@ -212,6 +214,25 @@ def test_packed_rows_are_those_of_the_plan(rows: Path, tmp_path: Path, to: str) 
         sizes = json.loads((tmp_path / "out" / "packed_metadata.json").read_text())
         longest = [max(len(ids) for ids, _ in documents_of(rows, split)) for split in ("train", "val")]
         assert [one["dataset_max_seqlen"] for one in sizes] == longest
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 255, 2047, 2048, 3001, 4096, 8192])
+def test_rows_of_llamafactory_fit_what_it_pads_and_hold_a_token_of_padding(
+    write: Write, tmp_path: Path, length: int
+) -> None:
+    documents = [([5] * size, [1.0] * size) for size in (length, max(1, length // 2), max(1, length // 3))]
+    result = export_dataset(write(documents), "llamafactory", tmp_path / "out", max_length=length)
+    rows = datasets.load_from_disk(str(tmp_path / "out"))["train"]
+    assert len(rows) < len(documents) or length == 1
+    for row in rows:
+        width = len(row["input_ids"])
+        assert {len(row[name]) for name in ("labels", "attention_mask", "position_ids")} == {width}
+        assert width % 8 == 0
+        assert length < width <= length + 8
+        params = row["packing_params"]
+        assert width - params["right_padding_length"] == params["sequence_boundaries"][-2] <= length
+        assert len(params["sequence_boundaries"]) > 2
+    assert f"cutoff_len: {length}" in result.config
 
 
 @pytest.mark.parametrize("to", ["axolotl", "olmo-core", "skyrl"])

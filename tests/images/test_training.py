@@ -257,7 +257,7 @@ def test_rows_have_their_pictures_and_whose_they_are(tmp_path: Path) -> None:
     (row,) = datasets.load_from_disk(str(tmp_path / "packed"))["train"]
     about = row["packing_params"]
     ends = np.array(about["sequence_boundaries"])
-    assert ends[-1] == len(row["input_ids"]) == 601
+    assert ends[-1] == len(row["input_ids"]) == 608
     assert ends[-1] - ends[-2] == about["right_padding_length"]
     mask = np.array(row["attention_mask"])
     assert [set(mask[a:b].tolist()) for a, b in itertools.pairwise(ends)] == [{1}, {2}, {3}, {0}]

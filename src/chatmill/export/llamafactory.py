@@ -26,13 +26,16 @@ VALIDATION = "validation"
 """What LLaMA-Factory calls `val`."""
 LEAST_SIDE = 28
 """LLaMA-Factory enlarges a picture with a shorter side before the model's processor sees it."""
+MULTIPLE = 8
+"""LLaMA-Factory pads the ids of a training batch to this multiple, and not their positions: the two would not fit."""
 
 
 def to_llamafactory(export: Export) -> None:
     """Write a folder for `tokenized_path`: `train` and `validation`.
 
     Packed rows are laid out as `neat_packing` lays them out: `attention_mask` holds the number of the document in its
-    row and `position_ids` restart with each; all rows are padded to one token more than their length.
+    row, `position_ids` restart with each, and `packing_params` say where each ends, from which LLaMA-Factory makes the
+    positions of models whose positions have several dimensions. All rows are padded to one width (`_width`).
     """
     shows = any(documents.has_pictures for documents in export.source.splits.values())
     if any(documents.has_sides for documents in export.source.splits.values()):
@@ -44,19 +47,24 @@ def to_llamafactory(export: Export) -> None:
     plans = export.rows()
     for split, rows in plans.items():
         if rows.packed and rows.capacity:
-            # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
-            plans[split] = replace(rows, width=rows.capacity + 1)
+            plans[split] = replace(rows, width=_width(rows.capacity))
 
     def columns(batch: RowBatch) -> Columns:
         mask = batch.numbers_in_row if batch.width else np.ones(len(batch.ids), dtype=np.int8)
-        positions = {"position_ids": batch.per_token(batch.positions)} if batch.width else {}
-        return {
+        made = {
             "input_ids": batch.per_token(batch.ids, export.pad_id),
             "attention_mask": batch.per_token(mask),
             "labels": batch.per_token(export.labels(batch), IGNORE_INDEX),
-            **positions,
-            **(_pictures(export, batch) if shows else {}),
         }
+        pictures: Sequence[Sequence[StoredPicture]] = [()] * len(batch)
+        if shows:
+            shown = row_pictures(export.source.splits[batch.split], batch.numbers, batch.lengths, batch.row_offsets)
+            pictures = [stored_pictures(line) for line in shown.lines]
+            made["images"] = _files(pictures, shown.data)
+        if batch.width:
+            made["position_ids"] = batch.per_token(batch.positions)
+            made["packing_params"] = _packing_params(batch, pictures)
+        return made
 
     names = {split: {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}") for split in plans}
     save_splits(export, plans, columns, names=names)
@@ -67,31 +75,27 @@ def to_llamafactory(export: Export) -> None:
         export.config += [f"image_max_pixels: {MOST_PIXELS}", "image_min_pixels: 1"]
 
 
-def _pictures(export: Export, batch: RowBatch) -> Columns:
-    """Return the pictures of rows, and in packed ones to which document each belongs."""
-    import pyarrow as pa
+def _width(capacity: int) -> int:
+    """Return to how many tokens rows are padded: a multiple of 8, and at least one token of padding.
 
-    shown = row_pictures(export.source.splits[batch.split], batch.numbers, batch.lengths, batch.row_offsets)
-    rows = [stored_pictures(line) for line in shown.lines]
-    files = [
-        [_file(placed, data) for placed in its_pictures] for its_pictures, data in zip(rows, shown.data, strict=True)
-    ]
-    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    columns = {"images": pa.array(files, type=pa.list_(picture))}
-    if batch.width:
-        ends = [offsets_of(batch.lengths[a:b]).tolist() for a, b in pairwise(batch.row_offsets.tolist())]
-        about = [
-            _packing(its_pictures, its_ends, batch.width) for its_pictures, its_ends in zip(rows, ends, strict=True)
-        ]
-        columns["packing_params"] = pa.array(about, type=_packing_type())
-    return columns
+    Without padding a row would lose its mask in flash attention, and one with a single document its `packing_params`.
+    """
+    return (capacity // MULTIPLE + 1) * MULTIPLE
 
 
-def _packing_type() -> Any:
+def _packing_params(batch: RowBatch, pictures: Sequence[Sequence[StoredPicture]]) -> Any:
+    """Return a column that says of each packed row where its documents end, and whose each picture is."""
     import pyarrow as pa
 
     numbers = ("sequence_boundaries", "image_subseq_ids", "video_subseq_ids", "audio_subseq_ids")
-    return pa.struct([*((name, pa.list_(pa.int64())) for name in numbers), ("right_padding_length", pa.int64())])
+    fields = [(name, pa.list_(pa.int64())) for name in numbers]
+    kind = pa.struct([*fields, ("right_padding_length", pa.int64())])
+    bounds = pairwise(batch.row_offsets.tolist())
+    ends = [offsets_of(batch.lengths[first:last]).tolist() for first, last in bounds]
+    params = [
+        _packing(its_pictures, its_ends, batch.width) for its_pictures, its_ends in zip(pictures, ends, strict=True)
+    ]
+    return pa.array(params, type=kind)
 
 
 def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> dict[str, Any]:
@@ -104,6 +108,16 @@ def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> 
         "audio_subseq_ids": [],
         "right_padding_length": width - ends[-1],
     }
+
+
+def _files(rows: Sequence[Sequence[StoredPicture]], data: Sequence[bytes]) -> Any:
+    """Return a column of the pictures of each row."""
+    import pyarrow as pa
+
+    files = []
+    for pictures, row_data in zip(rows, data, strict=True):
+        files.append([_file(picture, row_data) for picture in pictures])
+    return pa.array(files, type=pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())])))
 
 
 def _file(picture: StoredPicture, data: bytes) -> dict[str, Any]:
