@@ -288,6 +288,9 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     batch = collated("trl-reward", list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
     assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
     assert "2 pairs have no margin, and get 0" in result.not_held
+    assert not any("side" in sentence or "margin:" in sentence for sentence in result.not_held), "both are held"
+    compared = chatmill.export_dataset(folder, "trl-dpo", tmp_path / "dpo")
+    assert any(sentence.startswith("record_id, source, turns, margin, kinds:") for sentence in compared.not_held)
     assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
     chatmill.export_dataset(folder, "parquet", tmp_path / "parquet")
     margins = pq.read_table(tmp_path / "parquet" / "train")["margin"].to_pylist()

@@ -26,11 +26,14 @@ from chatmill.export import export as export_module
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
+from chatmill.export.registry import TARGETS
 from chatmill.load.row_source import RowSource
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
-from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
+from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.builds import write_jsonl
+from tests.export.sets import CAPACITY, END, Document, aligned, built, cut, documents_of
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +277,30 @@ def test_what_a_trainer_would_read_otherwise_is_refused(write: Write, tmp_path: 
     with pytest.raises(ChatmillError, match=message):
         export_dataset(write(documents, **tokenizer), to, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+PAIRS_ALONE = {"trl-dpo", "trl-kto", "trl-reward"}
+PLACES = {"olmo-core": {"eod_id": 0}, **{to: {"max_length": 64} for to in ("torchtitan", "megatron-bridge")}}
+PLACES["levanter"] = {"max_length": 64, "packing_strategy": "alone"}
+
+
+@pytest.mark.parametrize("to", sorted(TARGETS.keys() - PAIRS_ALONE))
+def test_every_stored_column_is_in_the_export_or_is_said_not_to_be(tmp_path: Path, to: str) -> None:
+    sampled = {"role": "assistant", "content": "ok", "token_ids": [111, 107, END], "logprobs": [-0.5, -1.0, -2.0]}
+    chats = [{"id": f"r{n}", "messages": [{"role": "user", "content": "q" * n}, sampled]} for n in range(1, 9)]
+    folder = built(tmp_path / "built", sources=[{"path": str(write_jsonl(tmp_path / "a.jsonl", chats))}], logprobs=True)
+    documents = open_dataset(folder).splits["train"]
+    assert isinstance(documents, EpisodeDataset)
+    stored = {"record_id", "source", "turns", "kinds", "logprobs"}
+    assert stored == set(documents.columns) - {"ids", "mask", "trained"}
+    result = export_dataset(folder, to, tmp_path / "out", **PLACES.get(to, {}))
+    held: set[str] = set()
+    if to in ("hf", "trl"):
+        held = set(datasets.load_from_disk(str(tmp_path / "out"))["train"].column_names)
+    if to == "parquet":
+        held = set(pq.read_table(tmp_path / "out" / "train").column_names)
+    unsaid = {name for name in stored - held if not any(name in sentence for sentence in result.not_held)}
+    assert not unsaid
 
 
 FIRSTS = [([5, 6], [1, 0]), ([7, 8], [0, 1])]

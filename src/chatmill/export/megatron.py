@@ -77,7 +77,7 @@ def spans_of(documents: Documents) -> NDArray[np.uint8]:
 
 
 def _say_what_is_lost(export: Export, eod_id: int | None) -> None:
-    facts = [name for name in ("record_id", "source", "turns") if export.holds(name)]
+    facts = [name for name in export.stored if name not in ("kinds", "logprobs")]
     splits = export.source.splits.values()
     if facts:
         export.say(
@@ -89,6 +89,8 @@ def _say_what_is_lost(export: Export, eod_id: int | None) -> None:
         export.say("kinds are not stored, so every trained token has the span 2; none is known to be reasoning")
     else:
         export.say("kinds are not kept: the span says 1 for trained reasoning of the assistant, 2 for all else trained")
+    if "logprobs" in export.stored:
+        export.say("logprobs: indexed datasets have no place for the log-probabilities of sampled tokens")
     if eod_id is None:
         export.say(
             "no end-of-document token was added (--eod-id): where Megatron packs samples, documents follow each other "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def to_trl_reward(export: Export) -> None:
             table["margin"] = pa.array([margin or 0.0 for margin in said], type=pa.float32())
         return table
 
-    _save(export, columns, _pairs)
+    _save(export, columns, _pairs, held=("side", "margin"))
     export.config += ["RewardConfig(max_length=None)"]
 
 
@@ -195,12 +195,16 @@ def _save(
     columns: Callable[[RowBatch], Columns],
     plan: Callable[[Split], RowPlan] | None = None,
     names: dict[str, str] | None = None,
+    held: Collection[str] = ("side",),
 ) -> None:
-    """Write all splits for `datasets.load_from_disk`; without a `plan`, one document a row."""
+    """Write all splits for `datasets.load_from_disk`; without a `plan`, one document a row.
+
+    `held`: facts that are in the columns, or that say in which column an answer is.
+    """
     splits = export.source.splits
     if not all(documents.has_sides for documents in splits.values()):
         raise ConfigError("the dataset holds no answers that people compared: build it with preferences: pairs")
-    export.begin_for("the trainer")
+    export.begin_for("the trainer", held=held)
     if any(documents.plan is not None for documents in splits.values()):
         export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
     plans = {split: plan(of_split) if plan else RowPlan.of(of_split, None) for split, of_split in splits.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -71,18 +71,20 @@ class Export:
         """Sentences about what the target cannot hold, or was asked to leave out."""
         return [*self.said, *(sentence.format(count) for sentence, count in self.lost.items() if count)]
 
-    def begin_for(self, trainer: str, *, weights: bool = False) -> None:
-        """Note what this trainer does not read; where it reads no `weights`, others than 0 and 1 are refused."""
+    def begin_for(self, trainer: str, *, weights: bool = False, held: Collection[str] = ()) -> None:
+        """Note what this trainer does not read; where it reads no `weights`, others than 0 and 1 are refused.
+
+        `held`: facts that the target says in a form of its own.
+        """
         for split, documents in self.source.splits.items():
             if not weights and has_other_weights(documents):
                 raise DataError(
                     f"{split}: some tokens have another weight than 0 and 1, and {trainer} only reads trained or not: "
                     "export to levanter, parquet or hf, which hold weights, or build with weights of 0 and 1"
                 )
-        stored = [name for name in FACTS if self.holds(name)]
-        stored += ["kinds"] if self.holds_kinds else []
-        if stored:
-            self.say(f"{', '.join(stored)}: {trainer} reads none of them")
+        unread = [name for name in self.stored if name not in held]
+        if unread:
+            self.say(f"{', '.join(unread)}: {trainer} reads none of them")
         if self.hybrid is not None and self.hybrid.needs is not None:
             self.say(
                 f"{', '.join(self.hybrid.needs.names)}: without it in every batch packed documents see each other in "
@@ -186,6 +188,14 @@ class Export:
         """Return whether all splits store `record_id`, `source` or `turns`."""
         first = np.zeros(1, dtype=np.int64)
         return all(documents.facts(fact, first) is not None for documents in self.source.splits.values())
+
+    @property
+    def stored(self) -> list[str]:
+        """Names of all that is stored of documents besides ids and weights."""
+        names = [name for name in FACTS if self.holds(name)]
+        names += ["kinds"] if self.holds_kinds else []
+        names += ["logprobs"] if any(documents.has_logprobs for documents in self.source.splits.values()) else []
+        return names
 
     @property
     def main_split(self) -> str:
