@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from importlib import import_module
 from itertools import pairwise
@@ -15,6 +16,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import chatmill
 from chatmill.core.shift import IGNORE_INDEX
@@ -29,7 +32,9 @@ from tests.cli.run import invoke
 from tests.compiler.builds import thinking_chats, write_jsonl
 from tests.compiler.test_pairs import build, random_pairs, said
 from tests.damage import flip
+from tests.load.test_trees import gradients, one_by_one
 from tests.pages import DOCS
+from tests.train.tiny import tiny_model
 
 
 def lines(export: Export) -> None:
@@ -60,6 +65,17 @@ def test_a_function_is_a_target_and_packed_rows_come_with_what_the_trainer_must_
         assert packed.config.startswith(f"{begin}padding_free=True, max_length=None)")
         alone = chatmill.export_dataset(tmp_path / "a", to, tmp_path / f"{to}-alone")
         assert "padding_free" not in alone.config, "rows of one document need no such thing"
+
+
+def told(lines: str, trainer: str, names: dict[str, Any]) -> dict[str, Any]:
+    """What the lines that an export prints give a trainer, beside its model and its rows."""
+    made: dict[str, Any] = {"chatmill": chatmill, **names}
+    for line in lines.splitlines():
+        if line.startswith("collator = "):
+            exec(line, made)
+    (call,) = re.findall(rf"^{trainer}: \w*Trainer\(\.\.\., (.*)\)$", lines, re.M)
+    given: dict[str, Any] = eval(f"dict({call})", {**made, "SFTConfig": dict, "TrainingArguments": dict})
+    return given
 
 
 def test_docs_name_every_target() -> None:
@@ -93,6 +109,46 @@ def whole_weights() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_rows(tmp_path_factory.mktemp("trees"), "trees", whole_weights(), expand="tree")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("max_length", [None, 2000])
+@pytest.mark.parametrize("name", ["TRL", "transformers"])
+def test_a_trainer_that_is_told_the_printed_lines_trains_trees_as_their_rows_one_by_one(
+    name: str, max_length: int | None, tmp_path: Path, built: Path
+) -> None:
+    import transformers
+    import trl
+
+    result = chatmill.export_dataset(built, "hf", tmp_path / "hf", max_length=max_length)
+    rows = datasets.load_from_disk(str(tmp_path / "hf"))["train"]
+    sizes = {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1}
+    model = tiny_model(300, kind="Qwen3", max_position_embeddings=2048, attn_implementation="sdpa", **sizes)
+    wanted, count = one_by_one(model, built)
+    by_rows = float(gradients(model).norm()) / count
+    given = told(result.config, name, {"tokenizer": Special(), "model": model})
+    options = {"per_device_train_batch_size": len(rows), "max_steps": 1, "logging_steps": 1, "max_grad_norm": 1e9}
+    arguments = given.pop("args") | options | {"use_cpu": True, "bf16": False, "report_to": []}
+    if name == "TRL":
+        words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0})), pad_token="p")
+        given |= {"processing_class": words}
+        trainer = trl.SFTTrainer(model, trl.SFTConfig(str(tmp_path / "run"), **arguments), train_dataset=rows, **given)
+    else:
+        settings = transformers.TrainingArguments(str(tmp_path / "run"), **arguments)
+        trainer = transformers.Trainer(model, settings, train_dataset=rows, **given)
+    model.zero_grad()
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["loss"] == pytest.approx(wanted / count, rel=1e-4)
+    assert logged["grad_norm"] == pytest.approx(by_rows, rel=1e-3)
+
+
+def test_nobody_is_told_to_train_trees_on_a_model_with_recurrent_layers(tmp_path: Path, built: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", "vocab_size": 384}))
+    for max_length in (None, 2000):
+        out = tmp_path / f"{max_length}"
+        result = chatmill.export_dataset(built, "hf", out, max_length=max_length, model=str(tmp_path))
+        assert re.fullmatch("# qwen3_5_text has recurrent layers.* --trees expand", result.config)
 
 
 def targets(rows: Any) -> Counter[bytes]:
@@ -308,8 +364,6 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "nu
 def first_step(folder: Path, name: str, model: Any, out: Path, **more: Any) -> dict[str, Any]:
     """What TRL logs of one step on an export, with the lines that the export prints."""
     import trl
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
     trainer, config = (getattr(trl, f"{name}{part}") for part in ("Trainer", "Config"))

@@ -153,6 +153,28 @@ def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path)
     assert model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("max_length", [None, 4096])
+def test_the_lines_that_an_export_prints_train_on_its_pictures(
+    max_length: int | None, folder: Path, tmp_path: Path
+) -> None:
+    data, words = plainly_built(folder, "qwen3_vl"), vocabulary(folder / "qwen3_vl")
+    first, second = chatmill.export_dataset(data, "hf", tmp_path / "rows", max_length=max_length).config.splitlines()
+    model = random_model("qwen3_vl", words.get_vocab())
+    told = {"chatmill": chatmill, "tokenizer": words, "model": model}
+    told |= {"MODEL_FOLDER": folder / "qwen3_vl", "FOLDER": folder}
+    exec(first, told)
+    given = eval(second.replace("transformers: Trainer(..., ", "dict("), {**told, "TrainingArguments": dict})
+    rows = datasets.load_from_disk(str(tmp_path / "rows"))["train"]
+    settings = {"max_steps": 1, "per_device_train_batch_size": 3, "use_cpu": True, "report_to": [], "logging_steps": 1}
+    arguments = transformers.TrainingArguments(str(tmp_path / "run"), **given["args"], **settings)
+    weight = model.model.visual.patch_embed.proj.weight
+    before = weight.detach().clone()
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=given["data_collator"])
+    trainer.train()
+    assert np.isfinite(trainer.state.log_history[0]["loss"])
+    assert not torch.equal(weight, before), "what sees pictures is trained too"
+
+
 def test_pictures_that_have_changed_are_an_error_unless_the_dataset_stores_them(folder: Path, tmp_path: Path) -> None:
     place = folder / "wide.png"
     before = place.read_bytes()

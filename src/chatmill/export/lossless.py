@@ -30,6 +30,20 @@ TREES = (
     "rows are trees: train on them with masks made of position_ids and ends (DataCollatorForCausalLM with model=...); "
     "a trainer that ignores these columns reads branches as one text"
 )
+TREE_LINES = (
+    "collator = chatmill.DataCollatorForCausalLM(tokenizer, model=model)  # a model with sdpa, eager or flex_attention",
+    "TRL: SFTTrainer(..., data_collator=collator, args=SFTConfig(remove_unused_columns=False, max_length=None))",
+    "transformers: Trainer(..., data_collator=collator, args=TrainingArguments(remove_unused_columns=False))",
+)
+NO_TREES = (
+    "# {} has recurrent layers, which carry a state from one branch to the next: it cannot be trained on trees. "
+    "Export again with --trees expand"
+)
+PICTURE_LINES = (
+    "collator = chatmill.PictureCollator({}, MODEL_FOLDER, images=FOLDER)  # without images= where they are stored",
+    "transformers: Trainer(..., data_collator=collator, args=TrainingArguments(remove_unused_columns=False))",
+)
+"""What trainers must be told about rows of trees, and about rows with pictures, packed or not."""
 TREE_COLUMNS = ("position_ids", "ends")
 """What rows of trees have besides ids and labels."""
 
@@ -41,15 +55,22 @@ def to_parquet(export: Export, *, teacher: bool = False) -> None:
 
 def to_hf(export: Export, *, teacher: bool = False) -> None:
     """Write what `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
-    if _save(export, teacher=teacher) and not export.config:
-        export.config += [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
+    is_packed = _save(export, teacher=teacher)
+    splits = export.source.splits.values()
+    if any(documents.has_trees for documents in splits):
+        export.config = list(TREE_LINES) if export.hybrid is None else [NO_TREES.format(export.hybrid.kind)]
+    elif any(documents.has_pictures for documents in splits):
+        inner = "tokenizer, model=model" if is_packed else "tokenizer"
+        export.config = [line.format(f"chatmill.DataCollatorForCausalLM({inner})") for line in PICTURE_LINES]
+    elif is_packed and not export.config:  # a hybrid model has had its own lines
+        export.config = [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
 
 
 def to_trl(export: Export) -> None:
     """Write the same folder, with what TRL's `SFTTrainer` must be told about it."""
     packed = _save(export, teacher=False)
-    if not export.config:  # a hybrid model has had its own lines
-        export.config += [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
+    if not export.config:
+        export.config = [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
 
 
 def _save(export: Export, *, teacher: bool) -> bool:
