@@ -204,5 +204,9 @@ def to_torchtitan(export: Export) -> None:
     export.config += [
         "from chatmill.torchtitan import ChatmillDataLoader",
         f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
-        f"training.seq_len = {max(rows.width for rows in plans.values())}",
+        f"training.seq_len = {max(rows.width for rows in plans.values())}  # main branch: training.max_context_length",
     ]
+    if any(rows.packed for rows in plans.values()):
+        export.config += [
+            "# attention: flex or varlen. torchtitan gives sdpa no mask, and documents would see each other"
+        ]
