@@ -205,6 +205,24 @@ def test_rows_hold_the_longest_episode_and_never_cut_one_without_a_word(data: An
     assert max(map(len, whole.to_hf(packed=True)["input_ids"])) <= longest
 
 
+@pytest.mark.parametrize("call", ["to_hf", "to_torch"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pack": True}, "no option 'pack': here it is called 'packed'"),
+        ({"max_length": 64}, "no option 'max_length': here it is called 'length'"),
+        ({"split": "val"}, r"unknown option of \w+ 'split'"),
+        ({"packing": True}, r"unknown option of \w+ 'packing'. Did you mean 'pack"),
+    ],
+)
+def test_an_option_by_another_name_is_one_clear_error(
+    data: Any, call: str, options: dict[str, Any], words: str
+) -> None:
+    sizes = {"batch_size": 2} if call == "to_torch" else {}
+    with pytest.raises(ConfigError, match=words):
+        getattr(data, call)(**sizes, **options)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_fewer_rows_than_a_batch_are_one_batch(packed: bool, drop_last: bool) -> None:

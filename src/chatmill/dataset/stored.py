@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from chatmill.look.stats import DatasetStats
 
 TRAIN = "train"
+OTHER_NAMES = {"pack": "packed", "max_length": "length", "block_size": "length"}
+"""What other calls of this package name what `to_torch` and `to_hf` name otherwise."""
 
 
 class Dataset:
@@ -173,6 +176,7 @@ class Dataset:
         need("torch", "giving batches as tensors", "torch")
         from chatmill.load.episodes import GPTEpisodeDataLoader
 
+        _refuse_unknown("to_torch", options, GPTEpisodeDataLoader.__init__)
         config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}
         defaults: dict[str, Any] = {
             "pad_token_id": self.manifest["tokenizer"]["pad_id"],
@@ -209,6 +213,7 @@ class Dataset:
         """
         from chatmill.export.hf_rows import to_hf_dataset
 
+        _refuse_unknown("to_hf", options, to_hf_dataset)
         if packed or length is not None:
             length = self._length(length, spare=0)
         return to_hf_dataset(self.directory, self.split, max_length=length, pack=packed, **options)
@@ -253,3 +258,14 @@ class Dataset:
         """The ledger: what became of every record and token, by source (docs/formats/dataset.md)."""
         ledger: Mapping[str, Any] = self.manifest["ledger"]
         return ledger
+
+
+def _refuse_unknown(call: str, options: Mapping[str, Any], made_by: Callable[..., Any]) -> None:
+    """Refuse options of `call` that `made_by`, which it hands them to, does not take, or that it fills itself."""
+    filled = {"self", "config", "dataset", "dataset_dir", "split", *OTHER_NAMES, *OTHER_NAMES.values()}
+    known = [name for name in inspect.signature(made_by).parameters if name not in filled]
+    for name in options:
+        if name in OTHER_NAMES:
+            raise ConfigError(f"{call} has no option {name!r}: here it is called {OTHER_NAMES[name]!r}")
+        if name not in known:
+            raise UnknownNameError(f"option of {call}", name, ["packed", "length", *known])
