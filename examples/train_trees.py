@@ -47,7 +47,7 @@ def run(folder: Path, *, steps: int = 12) -> dict[str, Any]:
         chatmill.build({**recipe, "expand": expand, "gates": gates}, folder / expand, workers=0)
         sizes[expand] = EpisodeDataset(folder / expand).tokens
 
-    rows = chatmill.to_hf_dataset(folder / "tree", max_length=LENGTH, pack=True)
+    rows = chatmill.to_hf_dataset(folder / "tree", max_length=LENGTH, packed=True)
     torch.manual_seed(0)
     has_gpu = torch.cuda.is_available()
     config = Qwen3Config(

@@ -251,7 +251,7 @@ def test_packed_rows_with_pictures_are_known_by_their_positions_and_compared_wit
     chatmill.build(recipe, tmp_path / "built", workers=0)
     collator = chatmill.DataCollatorForCausalLM(hf.AutoTokenizer.from_pretrained(model))
     loader = torch.utils.data.DataLoader(
-        chatmill.to_hf_dataset(tmp_path / "built", max_length=4096, pack=True),
+        chatmill.to_hf_dataset(tmp_path / "built", max_length=4096, packed=True),
         collate_fn=chatmill.PictureCollator(collator, model, tmp_path),
     )
     assert next(iter(loader))["position_ids"].ndim == 3

@@ -267,7 +267,7 @@ def test_loaders_do_not_train_rejected_answers_and_verify_finds_a_changed_side(t
     with pytest.raises(ConfigError, match="rejected ones too"):
         GPTEpisodeDataLoader({"batch_size": 1, "block_size": 64}, None, folder, pad_token_id=0)
     with pytest.raises(ConfigError, match="no packing"):
-        to_hf_dataset(folder, pack=True, max_length=64)
+        to_hf_dataset(folder, packed=True, max_length=64)
     assert to_hf_dataset(folder)["side"] == ["chosen", "rejected"]
     flip(next((folder / "train").rglob("side.u8")), 0, 2)
     assert any("the column side has 'rejected'" in one.message for one in verify(folder, deep=True).findings)

@@ -166,7 +166,7 @@ def test_hf_and_parquet_hold_trees(tmp_path: Path, built: Path) -> None:
     rows = datasets.load_from_disk(str(tmp_path / "hf"))["train"]
     assert {"input_ids", "labels", "position_ids", "ends"} <= set(rows.column_names)
     assert not {"seq_lengths", "document_starts"} & set(rows.column_names)
-    direct = chatmill.to_hf_dataset(built, max_length=2000, pack=True)
+    direct = chatmill.to_hf_dataset(built, max_length=2000, packed=True)
     collate = chatmill.DataCollatorForCausalLM(Special(), model="sdpa")
     other = collate(list(direct))
     for name, value in collate(list(rows)).items():

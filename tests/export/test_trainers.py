@@ -384,7 +384,7 @@ def test_rows_for_a_hybrid_that_cannot_be_packed_are_refused(episodes: Path, tmp
     for to in ("hf", "parquet", "llamafactory"):
         with pytest.raises(ConfigError, match=r"jamba has layers .* --pack alone"):
             export_dataset(episodes, to, tmp_path / to, **packed)
-    with pytest.raises(ConfigError, match=r"jamba .* pack=False"):
-        to_hf_dataset(episodes, "val", pack=True, max_length=CAPACITY, model=tmp_path)
+    with pytest.raises(ConfigError, match=r"jamba .* packed=False"):
+        to_hf_dataset(episodes, "val", packed=True, max_length=CAPACITY, model=tmp_path)
     alone = export_dataset(episodes, "hf", tmp_path / "alone", packing_strategy="alone", **packed)
     assert alone.splits["val"]["rows"] == alone.splits["val"]["documents"]

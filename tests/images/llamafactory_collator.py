@@ -35,7 +35,7 @@ theirs = SFTDataCollatorWith4DAttentionMask(
     tokenizer=tokenizer, template=TEMPLATES["qwen3_vl"], model=model, processor=processor, block_diag_attn=True,
     label_pad_token_id=-100, compute_dtype=torch.float32,
 )([dict(datasets.load_from_disk(str(folder / "out"))["train"][0])])  # fmt: skip
-row = chatmill.to_hf_dataset(data, max_length=2048, pack=True)[0]
+row = chatmill.to_hf_dataset(data, max_length=2048, packed=True)[0]
 collator = chatmill.PictureCollator(chatmill.DataCollatorForCausalLM(tokenizer, model=model), folder / "model", folder)
 ours, used = collator([row]), len(row["input_ids"])
 assert torch.equal(ours["input_ids"][0, :used], theirs["input_ids"][0, :used])

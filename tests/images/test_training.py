@@ -130,7 +130,7 @@ def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path)
     tokenizer = vocabulary(folder / name)
     ids = tokenizer.get_vocab()
     model = random_model(name, ids)
-    row = chatmill.to_hf_dataset(data, max_length=16384, pack=True)[0]
+    row = chatmill.to_hf_dataset(data, max_length=16384, packed=True)[0]
     alone = {tuple(one["input_ids"]): one for one in chatmill.to_hf_dataset(data)}
     packs = chatmill.PictureCollator(chatmill.DataCollatorForCausalLM(tokenizer, model=model), folder / name, folder)
     plain = chatmill.PictureCollator(chatmill.DataCollatorForCausalLM(tokenizer), folder / name, folder)
@@ -181,7 +181,7 @@ def test_pictures_that_have_changed_are_an_error_unless_the_dataset_stores_them(
     data = plainly_built(folder, "qwen3_vl")
     stored = built(folder, "qwen3_vl", tmp_path / "stored", store_images=True)
     inner = chatmill.DataCollatorForCausalLM(vocabulary(folder / "qwen3_vl"))
-    outside, inside = (chatmill.to_hf_dataset(one, max_length=2048, pack=True)[0] for one in (data, stored))
+    outside, inside = (chatmill.to_hf_dataset(one, max_length=2048, packed=True)[0] for one in (data, stored))
     collator = chatmill.PictureCollator(inner, folder / "qwen3_vl", folder)
     first = collator([outside])
     try:
@@ -245,7 +245,7 @@ def test_isolate_sees_a_leak_of_a_picture(folder: Path) -> None:
         """Loses where documents begin."""
         return dict(inner([{key: one[key] for key in ("input_ids", "labels")} for one in features]))
 
-    row = chatmill.to_hf_dataset(plainly_built(folder, "qwen3_vl"), max_length=4096, pack=True)[0]
+    row = chatmill.to_hf_dataset(plainly_built(folder, "qwen3_vl"), max_length=4096, packed=True)[0]
     leaks = chatmill.PictureCollator(plain_positions, folder / "qwen3_vl", folder)
     assert len(check_pictures(random_model("qwen3_vl", tokenizer.get_vocab()), [row], leaks).leaking) >= 1
 

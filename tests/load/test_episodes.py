@@ -287,7 +287,7 @@ def test_loaders_cut_as_the_format_says_and_warn(tmp_path: Path, caplog: pytest.
     assert loader(tmp_path, 2, 19, pack=pack).data_report()["trained_tokens_left_out"] == 0
     assert "lost" not in caplog.text
     with pytest.raises(DataError, match=r"2 of 4 documents are longer than a row of 9 tokens.*longest has 20"):
-        to_hf_dataset(tmp_path, max_length=9, pack=pack)
+        to_hf_dataset(tmp_path, max_length=9, packed=pack)
     assert len(to_hf_dataset(tmp_path, max_length=20)) == 4
 
 

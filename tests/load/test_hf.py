@@ -41,7 +41,7 @@ def test_rows_are_episodes_with_labels(tmp_path: Path) -> None:
 def test_packed_rows_carry_the_lengths_of_their_documents(tmp_path: Path) -> None:
     train = items(40, high=9)
     write_set(tmp_path, train)
-    dataset = to_hf_dataset(tmp_path, max_length=20, pack=True)
+    dataset = to_hf_dataset(tmp_path, max_length=20, packed=True)
     assert dataset.column_names == ["input_ids", "labels", "seq_lengths"]
     by_first = {item.ids[0]: item for item in train}
     seen = []
@@ -53,7 +53,7 @@ def test_packed_rows_carry_the_lengths_of_their_documents(tmp_path: Path) -> Non
         assert row["labels"] == [label for item in held for label in labels_of(item, packed=True)]
         assert len(row["input_ids"]) <= 20
     assert sorted(seen) == sorted(by_first)
-    mapped = to_hf_dataset(tmp_path, max_length=20, pack=True, arrow_file=tmp_path / "rows.arrow")
+    mapped = to_hf_dataset(tmp_path, max_length=20, packed=True, arrow_file=tmp_path / "rows.arrow")
     assert mapped[:] == dataset[:]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -63,7 +63,10 @@ def test_what_labels_cannot_hold_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="another weight than 0 and 1, which is in the column loss_weights"):
         assert "loss_weights" in to_hf_dataset(tmp_path).column_names
     with pytest.raises(ConfigError, match="max_length"):
-        to_hf_dataset(tmp_path, pack=True)
+        to_hf_dataset(tmp_path, packed=True)
+    for pack in (True, False):
+        with pytest.raises(ConfigError, match="no option 'pack' any more: it is 'packed'"):
+            to_hf_dataset(tmp_path, max_length=9, pack=pack)  # type: ignore[arg-type]
     with EpisodeWriter(tmp_path / "large", "train") as writer:
         writer.append([5, 2**31 + 7], [1, 1])
     with pytest.raises(DataError, match="2,147,483,655; int32 holds ids up to 2,147,483,647"):
@@ -82,7 +85,7 @@ def packed(tmp_path: Path) -> Any:
         ids = rng.randint(1, VOCABULARY - 2, length).tolist()
         train.append(Item(ids=ids, weights=(rng.rand(length) < 0.6).astype(int).tolist()))
     write_set(tmp_path / "set", train)
-    return to_hf_dataset(tmp_path / "set", max_length=24, pack=True)
+    return to_hf_dataset(tmp_path / "set", max_length=24, packed=True)
 
 
 def tokenizer() -> Any:

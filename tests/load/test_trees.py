@@ -76,7 +76,7 @@ def gradients(model: Any) -> torch.Tensor:
 def steps(road: str, model: Any, built: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
     """The inputs and targets of batches of all trees."""
     if road == "collator":
-        packed = list(to_hf_dataset(built, max_length=LONGEST, pack=True))
+        packed = list(to_hf_dataset(built, max_length=LONGEST, packed=True))
         batch = DataCollatorForCausalLM(Special(), model=model, pad_to_multiple_of=64)(packed)
         assert "ends" not in batch
         yield batch, shift_left(batch.pop("labels"), IGNORE_INDEX)
@@ -112,7 +112,7 @@ def test_loss_and_gradients_are_those_of_rows_one_by_one(
 def test_block_masks_are_the_dense_rule(built: Path) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-    packed = list(to_hf_dataset(built, max_length=LONGEST, pack=True))
+    packed = list(to_hf_dataset(built, max_length=LONGEST, packed=True))
     batch = DataCollatorForCausalLM(Special(), model="sdpa", padding="max_length", max_length=LONGEST)(packed)
     ends = (torch.arange(1, LONGEST + 1)[:, None] * (batch["attention_mask"][:, 0] == 0)).amax(1).to(torch.int32)
     rows, width = ends.shape
@@ -135,7 +135,7 @@ def test_block_masks_are_the_dense_rule(built: Path) -> None:
 def test_what_cannot_read_trees_is_refused(built: Path) -> None:
     import transformers as hf
 
-    rows = list(to_hf_dataset(built, max_length=LONGEST, pack=True))
+    rows = list(to_hf_dataset(built, max_length=LONGEST, packed=True))
     hybrid = hf.Qwen3NextConfig(num_hidden_layers=2, attn_implementation="sdpa")
     windows = hf.MistralConfig(sliding_window=64, attn_implementation="sdpa")
     removed = [{name: row[name] for name in ("input_ids", "labels", "position_ids")} for row in rows]
@@ -180,7 +180,7 @@ def test_cut_trees_are_trees_and_policies_at_load_train_no_copy(built: Path) -> 
 
 
 def two_rows(built: Path) -> list[dict[str, Any]]:
-    return list(to_hf_dataset(built, max_length=LONGEST, pack=True))[:2]
+    return list(to_hf_dataset(built, max_length=LONGEST, packed=True))[:2]
 
 
 def test_trees_train_as_their_rows_do(built: Path) -> None:

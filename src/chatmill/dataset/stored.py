@@ -216,7 +216,7 @@ class Dataset:
         _refuse_unknown("to_hf", options, to_hf_dataset)
         if packed or length is not None:
             length = self._length(length, spare=0)
-        return to_hf_dataset(self.directory, self.split, max_length=length, pack=packed, **options)
+        return to_hf_dataset(self.directory, self.split, max_length=length, packed=packed, **options)
 
     def export(self, to: str, out: str | os.PathLike[str], **options: Any) -> ExportResult:
         """Write it in the format of a trainer, as `chatmill export --to` does; `to` is the name of a format."""

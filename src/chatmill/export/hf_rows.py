@@ -31,13 +31,14 @@ def to_hf_dataset(
     split: str = "train",
     *,
     max_length: int | None = None,
-    pack: bool = False,
+    packed: bool = False,
     packing_strategy: str | None = None,
     teacher: bool = False,
     model: Any = None,
     arrow_file: str | os.PathLike[str] | None = None,
+    pack: None = None,
 ) -> Any:
-    """Return a `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
+    """Return a `datasets.Dataset` with `input_ids` and `labels`, and with `packed=True` also `seq_lengths`.
 
     Rows of trees have `position_ids` and `ends` in place of `seq_lengths`: give the collator your model. Those of a
     model that takes pictures have them in `images` (and `image_bytes`), which `PictureCollator` reads.
@@ -53,8 +54,10 @@ def to_hf_dataset(
     An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
     embeddings (default: the model whose tokenizer the dataset was built with, where its files say).
     The rows are in dataset order. `arrow_file`: write there in constant memory and map it; else the table is held in
-    memory.
+    memory. `pack` was the name of `packed` in 0.3.0.
     """
+    if pack is not None:
+        raise ConfigError("to_hf_dataset has no option 'pack' any more: it is 'packed', as in to_hf and to_torch")
     need("datasets", "giving a datasets.Dataset")
     import datasets
     import pyarrow as pa
@@ -63,17 +66,17 @@ def to_hf_dataset(
     documents = source.splits[split]
     refuse_ids_beyond(documents, source.about, model)
     stated = documents.plan
-    if pack and documents.has_sides:
+    if packed and documents.has_sides:
         raise ConfigError(f"{dataset} holds answers that people compared: each is a row of its own, so no packing")
-    if pack and max_length is None and stated is None:
-        raise ConfigError("pack=True needs max_length: the tokens of a packed row")
+    if packed and max_length is None and stated is None:
+        raise ConfigError("packed=True needs max_length: the tokens of a packed row")
     strategy = packing_strategy or (Strategy.BEST_FIT if stated is None else stated.strategy)
     export = Export(
         source=source,
         folder=source.directory,
         alone=True,
-        max_length=stated.capacity if pack and max_length is None and stated is not None else max_length,
-        packing_strategy=strategy if pack else ALONE,
+        max_length=stated.capacity if packed and max_length is None and stated is not None else max_length,
+        packing_strategy=strategy if packed else ALONE,
         shard_tokens=1,
         hybrid=hybrid_of(source, model),
     )

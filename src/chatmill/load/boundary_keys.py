@@ -126,7 +126,7 @@ def one_document_a_row(model: Any) -> str:
     return (
         f"{getattr(text_config(model), 'model_type', type(model).__name__)} has layers that carry a state from one "
         "document to the next, and nothing that a batch can hold keeps documents apart in them: put one document into "
-        "a row (chatmill export --pack alone, pack=False)"
+        "a row (chatmill export --pack alone, packed=False)"
     )
 
 
