@@ -59,6 +59,8 @@ class TokenRules:
         """
         self.tokenizer, self._pictures = tokenizer, pictures
         self.picture_names = frozenset() if pictures is None else pictures.names
+        self.placeholders = () if pictures is None else (pictures.placeholder,)
+        """What template text writes in the place of a picture."""
         self.pattern = any_of(tuple(tokenizer.special_tokens))
         """Matches the tokens that template text writes."""
         self.borders = any_of(tuple(name for name in tokenizer.special_tokens if name not in self.picture_names))

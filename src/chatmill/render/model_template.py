@@ -24,6 +24,7 @@ from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import PictureRule
 from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.answers import Answers
+from chatmill.render.jinja.control_names import ControlNames
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
@@ -141,7 +142,8 @@ class ModelTemplate:
         self.specials = self.rules.pattern
         """Matches the tokens that only a template may write, the longest first."""
         today = self.given.today
-        self._sandboxes = Sandboxes(TracingSandbox(today), PlainSandbox(today))
+        controls = ControlNames({*self.tokenizer.special_tokens, *self.rules.placeholders})
+        self._sandboxes = Sandboxes(TracingSandbox(today, controls), PlainSandbox(today))
         self._words = set(re.findall(r"[a-z_]+", source.text))
         self.reads_reasoning = not self._words.isdisjoint(("reasoning_content", "reasoning", "thinking"))
         """Whether the template knows reasoning by any of its names."""

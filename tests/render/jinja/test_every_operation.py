@@ -21,6 +21,7 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
+from chatmill.render.jinja.control_names import ControlNames
 from chatmill.render.jinja.expressions import Notes, ask, evaluate
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.jinja.sandbox import PlainSandbox
@@ -37,6 +38,7 @@ PLAIN = {"p": "'ab,b'", "n": "2", "l": "['b', 'a']", "d": "{'b': 'a'}"}
 FEW = ("m.name", "m.content", "a.n", "'b'", "2")
 """What an operation is given besides the value it belongs to."""
 PAIRS = (("'b'", "m.name"), ("m.name", "'b'"), ("2", "m.name"), ("'b'", "a.n"), ("m.name", "m.content"), ("a.n", "'b'"))
+PAIRS = (*PAIRS, ("'b'", "'b'"), ("9", "'b'"))
 NAMED = {
     "attr": ["'upper'"], "map": ["'upper'", "'replace', 'b', m.name", "attribute=m.name", "'length'"],
     "select": ["'in', m.name", "'eq', m.name"], "reject": ["'in', m.name"], "selectattr": ["'d', 'in', m.name"],
@@ -295,6 +297,32 @@ def test_an_operation_is_followed_or_its_exact_value_is_noted(kind: str, name: s
     found = [fault for use in uses_of(used[crc32(name.encode()) % step :: step]) for fault in faults(use)]
     assert not found, "\n".join(found[:20])
     assert name not in FOLLOWED or any(map(is_followed, uses_of(used))), name
+
+
+CONTROL = "\N{GREEK CAPITAL LETTER OMEGA}"
+"""A control token that no record spells."""
+
+
+def with_control(texts: list[str]) -> Iterator[str]:
+    """Uses in which the template writes a control token in place of one of its texts."""
+    for text in texts:
+        for found in re.finditer("'b'", text):
+            yield f"{text[: found.start()]}'{CONTROL}'{text[found.end() :]}"
+
+
+@pytest.mark.parametrize("sampled", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, listed in names().items() for name in listed])
+def test_a_control_token_of_the_template_is_never_text_of_the_record(kind: str, name: str, sampled: int) -> None:
+    """Whatever puts it there: it would be written as text, where transformers writes the token."""
+    used = list(with_control(list(templates(kind, name))))
+    step = 1 if len(used) <= sampled else sampled
+    for use in uses_of(used[crc32(name.encode()) % step :: step]):
+        for view in RECORDS:
+            at, text = 0, use.written(view, Notes(ControlNames([CONTROL]))) or ""
+            for size, expression in atoms_of(text):
+                piece = plain_text(text)[at : at + size]
+                assert expression is None or CONTROL not in piece, (use.text, piece, expression)
+                at += size
 
 
 CHAT = (

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from chatmill.render.jinja.control_names import NO_CONTROLS, ControlNames
+
 Path = tuple[Any, ...]
 KEY, VALUE = "key", "value"
 """The n-th key of an object and its value, in a path: `(KEY, n)`, `(VALUE, n)`."""
@@ -30,10 +32,15 @@ Fields = Callable[[Path], Any]
 APPLIED: Mapping[str, Callable[..., str]] = {
     **{name: getattr(str, name) for name in dir(str)},
     "part": lambda text, method, arguments, named, index: _split(text, method, arguments, named)[index],
+    "between": lambda text, old, count, index: text.split(old, count)[index],
     "cut": lambda text, start, stop, step: text[start:stop:step],
     "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
 }
-"""String operations; those in expressions give one text for one text, whatever it holds."""
+"""String operations; those in expressions give one text for one text, whatever it holds.
+
+What `between` gives is what a template leaves of a text that it replaces something in; what it writes there is not part
+of the expression.
+"""
 
 
 def _split(text: str, method: str, arguments: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Sequence[str]:
@@ -113,9 +120,13 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
 class Notes:
     """What one run of a template asked, in order."""
 
-    def __init__(self) -> None:
+    controls = NO_CONTROLS
+    """The control tokens of the vocabulary that the template writes for."""
+
+    def __init__(self, controls: ControlNames = NO_CONTROLS) -> None:
         """Nothing asked yet."""
         self.replies: dict[Question, Any] = {}
+        self.controls = controls
 
     def note(self, question: Question, reply: Any) -> Any:
         """Keep a reply, and give it back."""

@@ -21,7 +21,7 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.traced import plain_text
+from chatmill.render.jinja.traced import OriginLost, plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.tries import Output, UnnotedError
@@ -198,6 +198,7 @@ class Renderer:
         self.runs += 1
         sandbox = self._sandboxes.tracing
         run = sandbox.run = TurnRun(view, count, self.tries, sandbox)
+        run.controls = sandbox.controls
 
         def code() -> str:
             tools = list(view.conversation.tools) or None
@@ -229,7 +230,8 @@ class Renderer:
     def _as_a_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes, the conversation being one turn that is remembered for no other record."""
         view.is_keyed = False
-        notes, sandbox = Notes(), self._sandboxes.tracing
+        sandbox = self._sandboxes.tracing
+        notes = Notes(sandbox.controls)
         messages, tools = view.values(count, notes)
         sandbox.run = None
         try:
@@ -237,8 +239,9 @@ class Renderer:
             parts = parts_of(text, ROOT)
             outputs = [(self.segments.number(parts), ROOT)] if parts else []
             self._compare(view, count, prompt, outputs)
-        except jinja2.TemplateError:
-            return self._refusal(view, count, prompt)
+        except jinja2.TemplateError as error:
+            refusal = self._refusal(view, count, prompt)
+            return _lost(error) if refusal.message == FAILS_TRACED and isinstance(error, OriginLost) else refusal
         return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
@@ -304,3 +307,9 @@ FAILS_TRACED = (
     "origin_lost messages: changes a text of the record by a filter, a method or a format that cannot be followed. "
     "Another template may prove it"
 )
+
+
+def _lost(error: OriginLost) -> Refusal:
+    """Return the refusal of a record whose texts were lost, which says by what and where."""
+    said = f"makes something of the record's texts that cannot be followed: {error.message}"
+    return Refusal(f"origin_lost messages: {said}. Another template may prove it", getattr(error, "lineno", None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
 from chatmill.render.jinja.record_view import RecordView
@@ -39,6 +39,8 @@ def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], 
     expressions = shown.get(path, [])
     if any(_is_harmless(expression, view, notes) for expression in expressions):
         return False
+    if _has_all_between(expressions, view, notes):
+        return False
     stripped: Expression = ("apply", "strip", (None,), ("field", path))
     if not text.strip():
         notes.note(("filled", stripped), False)
@@ -58,6 +60,39 @@ def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool
             if notes.note(question, ask(question, view.field)) != 1:
                 return False
         expression = inner
+    return True
+
+
+def _has_all_between(expressions: Sequence[Expression], view: RecordView, notes: Notes) -> bool:
+    """Return whether expressions show all that is left of a text in which a template replaces something."""
+    left = list(expressions)
+    seen: dict[tuple[Expression, str, int], set[int]] = {}
+    while left:
+        expression = left.pop()
+        while expression[0] == "apply" and expression[1] in HARMLESS:
+            expression = expression[3]
+        if expression[0] != "apply":
+            return True
+        if expression[1] != "between":
+            continue
+        _, _, (old, count, index), inner = expression
+        indices = seen.setdefault((inner, old, count), set())
+        if index not in indices:
+            indices.add(index)
+            if _are_all(indices, inner, (old, count), view, notes):
+                left.append(inner)
+    return False
+
+
+def _are_all(indices: set[int], inner: Expression, how: tuple[str, int], view: RecordView, notes: Notes) -> bool:
+    """Return whether the other texts between what is replaced are empty, or nothing but white space."""
+    question = ("parts", inner, "split", how, ())
+    texts = range(notes.note(question, ask(question, view.field)))
+    for index in texts:
+        if index not in indices:
+            filled = ("filled", ("apply", "strip", (None,), ("apply", "between", (*how, index), inner)))
+            if notes.note(filled, ask(filled, view.field)):
+                return False
     return True
 
 

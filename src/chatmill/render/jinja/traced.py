@@ -80,12 +80,12 @@ class Traced(Noting, str):
 
     def __add__(self, other: str) -> str:
         if isinstance(other, str):
-            return _traced(str.__add__(self, other), self._atoms + atoms_of(other), self._notes)
+            return of_atoms(str.__add__(self, other), self._atoms + atoms_of(other), self._notes)
         return NotImplemented
 
     def __radd__(self, other: str) -> str:
         if isinstance(other, str):
-            return _traced(str.__add__(other, self), atoms_of(other) + self._atoms, self._notes)
+            return of_atoms(str.__add__(other, self), atoms_of(other) + self._atoms, self._notes)
         return NotImplemented
 
     # ---- taking apart
@@ -97,7 +97,7 @@ class Traced(Noting, str):
             start, stop, step = _borders(key, _len(self))
             if step != 1:
                 raise OriginLost("a slice with a step, of a text in pieces")
-            return _traced(str.__getitem__(self, key), _atoms_between(self._atoms, start, stop), self._notes)
+            return of_atoms(str.__getitem__(self, key), _atoms_between(self._atoms, start, stop), self._notes)
         part = key if isinstance(key, slice) else slice(key, operator.index(key) + 1 or None)
         applied: Expression = ("apply", "cut", (part.start, part.stop, part.step), inner)
         if part is not key:
@@ -123,7 +123,7 @@ class Traced(Noting, str):
         texts, at = [], 0
         for part in parts:
             at = str.index(self, part, at)
-            texts.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
+            texts.append(of_atoms(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
             at += len(part) + between
         return type(parts)(texts)
 
@@ -141,7 +141,7 @@ class Traced(Noting, str):
             pairs = self._strip_end("lstrip", pairs, chars)
         if method != "lstrip":
             pairs = self._strip_end("rstrip", pairs[::-1], chars)[::-1]
-        return _traced(text, tuple((len(piece), expression) for piece, expression in pairs), self._notes)
+        return of_atoms(text, tuple((len(piece), expression) for piece, expression in pairs), self._notes)
 
     def _strip_end(
         self, method: str, pairs: list[tuple[str, Expression | None]], chars: str | None
@@ -172,10 +172,44 @@ class Traced(Noting, str):
             ]
             if "".join(piece for piece, _ in pieces) == result:  # of a text in pieces, whose values are noted
                 atoms = [(len(piece), expression) for piece, expression in pieces if piece or expression is not None]
-                return _traced(result, tuple(atoms), self._notes)
+                return of_atoms(result, tuple(atoms), self._notes)
         if type(result) in SCALARS:
             return result
         raise OriginLost(f"{name} of a text of the record")
+
+    def replace(self, old: Any, new: Any, count: Any = -1) -> Any:
+        """Do as `str.replace`; what may be (part of) a control token stays text of the template.
+
+        Then each number of pieces is a case of its own, so anything else is part of the expression.
+        """
+        if type(old) is not str or type(new) is not str or not self._notes.controls.may_be_made_of(new):
+            return self._followed("replace", old, new, count)
+        if not old:
+            raise OriginLost(f"{new!r} between all characters of a text of the record")
+        inner = self._single()
+        if inner is None:
+            self._note_value()
+            pieces = [of_atoms(text, ((len(text), expression),), self._notes) for text, expression in self.pieces()]
+            text = joined(piece.replace(old, new) for piece in pieces)
+            if count != -1 or text != str.replace(self, old, new):
+                raise OriginLost(f"{new!r} in place of some text that is in pieces")
+            return text
+        texts = str.split(self, old, count)
+        self._notes.note(("parts", inner, "split", (old, count), ()), len(texts))
+        expressions = [("apply", "between", (old, count, number), inner) for number in range(len(texts))]
+        return joined(map(made_of, texts, expressions, repeat(self._notes)), new)
+
+    def join(self, texts: Iterable[Any]) -> Any:
+        """Do as `str.join`: the texts are the template's, or have an origin of their own."""
+        texts = list(texts)
+        return joined(texts, self) if all(isinstance(text, str) for text in texts) else self._followed("join", texts)
+
+    def _filled_up(self, name: str, *arguments: Any) -> Any:
+        """Return a method that puts characters next to a text; none of them may be part of a control token."""
+        given = [plain_text(argument) for argument in arguments if isinstance(argument, str)]
+        if any(map(self._notes.controls.may_be_made_of, given or [_FILLING.get(name, " ")])):
+            raise OriginLost(f"{name} of a text of the record, by what may be part of a control token")
+        return self._followed(name, *arguments)
 
     def _unfollowed(self, name: str, *_: Any, **__: Any) -> Any:
         raise OriginLost(f"{name} of a text of the record")
@@ -247,6 +281,8 @@ class Traced(Noting, str):
             at += size
 
 
+_FILLING = {"zfill": "0"}
+"""What methods put next to a text; the others a space, if they are given nothing else."""
 _ASKED = (str, int, tuple, type(None))
 """Types of arguments that can be part of a question."""
 _OF_ALL = frozenset(dir(object)) - {f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -278,6 +314,7 @@ def do_others(kind: type, base: type, way: Callable[..., Any], names: Iterable[s
 do_others(Traced, str, Traced._parts, ("split", "rsplit", "splitlines", "partition", "rpartition"))
 do_others(Traced, str, Traced._stripped, ("strip", "lstrip", "rstrip"))
 do_others(Traced, str, Traced._unfollowed, ("__repr__", "__format__", "__mod__", "__rmod__", "format", "format_map"))
+do_others(Traced, str, Traced._filled_up, ("center", "ljust", "rjust", "zfill", "expandtabs"))
 do_others(Traced, str, Traced._followed)
 
 
@@ -286,7 +323,7 @@ def plain_text(text: str) -> str:
     return str.__str__(text)
 
 
-def _traced(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
+def of_atoms(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
     """Return a text with atoms; a plain string where none of them comes from the record."""
     for _, expression in atoms:
         if expression is not None:
@@ -326,12 +363,12 @@ def _atoms_between(atoms: tuple[Atom, ...], start: int, stop: int) -> tuple[Atom
 
 def field(text: str, path: Path, notes: Notes) -> str:
     """Return the text of a record's field."""
-    return _traced(text, ((_len(text), ("field", path)),), notes)
+    return of_atoms(text, ((_len(text), ("field", path)),), notes)
 
 
 def made_of(text: str, expression: Expression, notes: Notes) -> str:
     """Return a text that an expression gives."""
-    return _traced(text, ((_len(text), expression),), notes)
+    return of_atoms(text, ((_len(text), expression),), notes)
 
 
 def note_exact(value: object) -> None:
@@ -375,4 +412,4 @@ def joined(texts: Iterable[Any], separator: str = "") -> str:
         elif text:
             atoms.append((_len(text), None))
     whole = "".join(pieces)
-    return whole if notes is None else _traced(whole, tuple(atoms), notes)
+    return whole if notes is None else of_atoms(whole, tuple(atoms), notes)

@@ -306,6 +306,10 @@ do_others(SafeText, str, SafeText._unfollowed)
 def written_as_json(value: Any, options: dict[str, Any]) -> str:
     """Return a value as `json.dumps` writes it, with the origin of all its parts."""
     if isinstance(value, TracedDict | TracedList):
+        indent, controls = options.get("indent"), value._notes.controls
+        is_indented_by_text = isinstance(indent, str) and controls.may_be_made_of(indent)
+        if is_indented_by_text or any(map(controls.are_in, options.get("separators", ()))):
+            raise OriginLost("control tokens between the values of JSON")
         text = json.dumps(value._raw, **options)
         return made_of(text, ("json", tuple(sorted(options.items())), value._path), value._notes)
     if isinstance(value, TracedNumber):

@@ -20,6 +20,8 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import safe_range
 from markupsafe import Markup
 
+from chatmill.render.jinja.control_names import NO_CONTROLS, ControlNames
+from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import refuse_excess
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.outside_reads import OutsideReads
@@ -106,9 +108,10 @@ class TracingSandbox(PlainSandbox):
     """Where loops over messages run; None where messages are lists."""
     breaks = False
 
-    def __init__(self, today: date | None = None) -> None:
-        """`today` as for `PlainSandbox`."""
+    def __init__(self, today: date | None = None, controls: ControlNames = NO_CONTROLS) -> None:
+        """`today` as for `PlainSandbox`; `controls` are the tokens that templates may write."""
         super().__init__(today)
+        self.controls = controls
         self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
         self.filters |= {
             "tojson": self._tojson,
@@ -168,7 +171,7 @@ class TracingSandbox(PlainSandbox):
 
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one after another, with their origins."""
-        return self.checked(joined(texts))
+        return self.checked(without_empty(joined(texts)))
 
     def is_in(self, value: Any, container: Any) -> bool:
         """Return the operator `in`, also for a traced text in a plain one."""
@@ -297,8 +300,11 @@ def _hooked_code(source: str) -> CodeType:
     return environment._compile(code, "<template>")
 
 
-def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return what an operation gives that is not followed: a number may depend on texts of the record, no text does."""
+def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], called: str = "") -> Any:
+    """Return what an operation gives that is not followed: a number may depend on texts of the record, no text does.
+
+    It is `called` so in a refusal, where that is not its own name.
+    """
     values = [argument for argument in arguments if not isinstance(argument, PASSED)]
     if not may_hold([values, named]):
         return make(*arguments, **named)
@@ -307,7 +313,7 @@ def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[s
     result = make(*plain, **without_origin(named))
     if type(result) in SCALARS:
         return result
-    raise OriginLost(f"what {getattr(make, '__name__', 'a function')} makes of a text of the record")
+    raise OriginLost(f"what {called or getattr(make, '__name__', 'a function')} makes of a text of the record")
 
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -322,7 +328,7 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
         if name == "format" and may_hold(values) and not named:
             return _formatted(values[0], values[1:])
         if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and isinstance(values[0], TEXTUAL)):
-            return by_value(filter_, arguments, named)
+            return by_value(filter_, arguments, named, f"the filter {name}")
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(argument) for key, argument in named.items()}
         if name == "attr":
@@ -338,7 +344,8 @@ def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     """Do as `str.replace` does, with any texts."""
     refuse_excess("replace", [text, old, new])
     if type(text) is Traced:
-        return text.replace(old, new, count)
+        replaced: str = text.replace(old, new, count)
+        return replaced
     if may_hold([old, new]) and not (old and type(old) is str):
         raise OriginLost("texts of the record replaced in a text")
     return joined(text.split(old, count), new) if old else text.replace(old, new, count)
