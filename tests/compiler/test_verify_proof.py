@@ -15,6 +15,7 @@ from chatmill.core.conversation import Message, Role
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.verify import verify
+from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja import labels
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
@@ -176,6 +177,21 @@ def test_a_fault_of_the_labels_is_found_although_both_derivations_share_it(
     found = survey(bind_bytes("own", LOOP + text + PROMPT), [CHAT._replace(messages=(CHAT.messages[0], *messages))])
     assert len(found.failures) == 1
     assert not found.reasons
+
+
+def test_a_context_that_no_template_writes_is_shown_beside_what_plain_jinja_gives(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the fault is in both derivations, and the episode is the one of the document."""
+    records = [{"messages": talk("One?", "1")}, {"messages": talk("Two?", "2", "Three?", "3")}]
+    monkeypatch.setattr(TokenRules, "template_text", lambda self, text: text.replace("user\n", "User\n"))
+    folder = build_into(fast / "built", small_recipe(write_jsonl(fast / "chats.jsonl", records)))
+    found = verify(folder, deep=True).findings
+    assert [one.episode for one in found] == [0, 1]
+    for one, question in zip(found, ("One", "Two"), strict=True):
+        assert f"User\n{question}" in one.stored
+        assert f"user\n{question}" in one.derived
+        assert f"stored:  {one.stored!r}\n  derived: {one.derived!r}" in str(one)
 
 
 AT_HAND = {path.name for path in (DATA / "tokenizers").iterdir()}

@@ -37,6 +37,12 @@ class Mismatch(NamedTuple):
     token: int
     """Its place in the whole document, before any overflow."""
     message: str
+    ids: Sequence[int] | None = None
+    """What plain Jinja gives for the document, where it is known and is not what the document has."""
+
+
+_Wrong = tuple[int, str, Sequence[int] | None]
+"""As in `Mismatch`."""
 
 
 class AnswerCheck:
@@ -65,17 +71,17 @@ class AnswerCheck:
                 self.counts["answers_not_checked"] += len(derived) - len(wrong)
             elif not wrong:
                 said = self._wrong_row(conversation, record, row, answers)
-                yield from (Mismatch(number, token, text) for token, text in said)
+                yield from (Mismatch(number, *difference) for difference in said)
         for text in self._wrong_claims(conversation, rows):
             yield Mismatch(0, 0, text)
 
     def _wrong_row(
         self, conversation: Conversation, record: PlainRecord, row: Row, answers: Mapping[int, PlainAnswer]
-    ) -> Iterator[tuple[int, str]]:
-        """Yield what is wrong with a row whose answers are known, each with its token."""
+    ) -> Iterator[_Wrong]:
+        """Yield what is wrong with a row whose answers are known, each with its token and the ids it should have."""
         whole, count = record.rendering(len(conversation.messages), prompt=False), len(conversation.messages)
         if isinstance(whole, str):
-            yield 0, f"plain Jinja refuses the conversation: {whole}"
+            yield 0, f"plain Jinja refuses the conversation: {whole}", None
             return
         if count - 1 in answers:
             whole = answers[count - 1].text if answers[count - 1].is_appended else whole
@@ -85,16 +91,18 @@ class AnswerCheck:
         if any(text.unknown for text in texts):
             self.counts["answers_not_checked"] += len(answers)
             return
-        difference = 0, f"messages {sorted(answers)}: not all of them have their prompts before them"
+        said = f"messages {sorted(answers)}: not all of them have their prompts before them"
+        difference: _Wrong = (0, said, encoded(self._chat, whole, ()).ids)
         for text in texts:
             stable = {i: answer for i, answer in answers.items() if text.text.startswith(answer.text.text)}
             if len(stable) == len(answers) or trains_in_place:
                 breaks = [place for i in answers for place in (stable[i].begins if i in stable else [row.trained[i]])]
                 ids = encoded(self._chat, text, breaks)
                 if ids.ids == list(row.ids):
-                    yield from self._wrong_weights(conversation, row, stable, ids)
+                    wrong = self._wrong_weights(conversation, row, stable, ids)
+                    yield from ((token, text, None) for token, text in wrong)
                     return
-                difference = _first_difference(row, stable, ids)
+                difference = (*_first_difference(row, stable, ids), ids.ids)
         yield difference
 
     def _wrong_weights(

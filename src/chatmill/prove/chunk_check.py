@@ -146,10 +146,10 @@ class ChunkCheck:
 
     def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
         """Compare the rows of a conversation with what is stored, and prove its answers."""
-        numbers = []
-        if not self._is_tree:
-            documents = (document for row in derived.rows for document in row.documents)
-            numbers = [self._compare(conversation, document) for document in documents]
+        numbers: dict[int, list[int | None]] = {}
+        """The stored episodes of each row."""
+        for row in () if self._is_tree else derived.rows:
+            numbers[id(row)] = [self._compare(conversation, document) for document in row.documents]
         for claim in derived.claims:
             for sentence in self._sample.wrong(claim.conversation, claim.shown):
                 self._found(conversation, self._split_of(conversation), sentence)
@@ -158,9 +158,10 @@ class ChunkCheck:
                     conversation,
                     self._split_of(conversation),
                     mismatch.message,
-                    episode=numbers[0] if numbers else None,
+                    episode=next(iter(numbers.get(id(claim.derived[mismatch.document]), ())), None),
                     token=mismatch.token,
-                    derived=self._text(claim.derived[mismatch.document].ids, mismatch.token),
+                    stored=self._text(claim.rows[mismatch.document].ids, mismatch.token),
+                    derived="" if mismatch.ids is None else self._text(mismatch.ids, mismatch.token),
                 )
 
     def _plant(self, conversation: Conversation, documents: Sequence[DerivedDocument], group: str | None) -> None:

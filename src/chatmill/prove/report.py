@@ -45,8 +45,10 @@ class Finding:
             place.append(f"token {self.token:,}")
         origin = ", ".join(part for part in (f"record {self.record!r}" if self.record else "", self.where) if part)
         text = f"{', '.join(place)}{f' ({origin})' if origin else ''}: {self.message}"
-        if self.stored or self.derived:
-            text += f"\n  stored:  {self.stored!r}\n  derived: {self.derived!r}"
+        if self.stored:
+            text += f"\n  stored:  {self.stored!r}"
+        if self.derived:
+            text += f"\n  derived: {self.derived!r}"
         return text
 
     def as_json(self) -> dict[str, Any]:
