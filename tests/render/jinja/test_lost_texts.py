@@ -12,7 +12,8 @@ import chatmill.render.jinja
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
 from chatmill.render.render import render
-from tests.render.jinja.at_hand import of_text
+from tests.chats import chat
+from tests.render.jinja.at_hand import of_text, rendered_like_plain_jinja
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
@@ -58,6 +59,19 @@ def test_what_loses_a_text_is_said_with_its_line(body: str) -> None:
     assert f"(line 3) makes something of the record's texts that cannot be followed: {SAID[body]}." in str(
         refused.value
     )
+
+
+CUT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ (m.content or '')[:4] }}<|im_end|>\n{% endfor %}"
+CUT += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def test_a_template_that_cuts_contents_is_given_texts() -> None:
+    """It is refused what it cuts, in words that say so, and writes what is short enough."""
+    records = [chat(("user", question), ("assistant", "fine")) for question in ("hi", "hello", "", "four", "longer")]
+    rendered = rendered_like_plain_jinja(of_text(CUT), [*records, *records])
+    assert rendered.kept.tolist() == [0, 2, 3, 5, 7, 8]
+    said = "the template leaves something out: messages[0].content."
+    assert [(error.code, error.message.startswith(said)) for _, error in rendered.failed] == [("not_shown", True)] * 4
 
 
 def sentences() -> set[str]:

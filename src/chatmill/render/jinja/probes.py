@@ -14,6 +14,8 @@ from chatmill.render.jinja.record_view import Arguments, Content, InputForm, Rec
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Rendering
 
+PRINTED_PART = re.compile(r"""[{,] *['"]text['"]: *['"]""")
+"""A list of parts that is written as it is: the template takes it for a text, of which it cuts, repeats or joins parts."""
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 CALL = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")
 USER, ANSWER = Message(Role.USER, "Q-one?"), Message(Role.ASSISTANT, "A-one.")
@@ -60,7 +62,7 @@ def _shows(messages: Sequence[Message], form: InputForm, renderers: Sequence[Ren
             continue
         wanted = [text for message in messages for text in _texts_of(message)]
         spoiled = "None" in text or '\\"city' in text or "{'city" in text or '{{"city' in text
-        return not spoiled and all(word in text for word in wanted)
+        return not (spoiled or PRINTED_PART.search(text)) and all(word in text for word in wanted)
     return False
 
 

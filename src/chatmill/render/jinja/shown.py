@@ -50,15 +50,19 @@ def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], 
 
 
 def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool:
-    """Return whether an expression shows all of its text; so does the only part of a text that is split."""
+    """Return whether an expression shows all of its text; so does the only part of a text that is split or cut."""
     while expression[0] == "apply":
         _, name, arguments, inner = expression
-        if name not in HARMLESS:
-            if name != "part":
+        if name == "cut":  # of nothing, where the text is short
+            same = ("same", expression, inner)
+            if notes.note(same, ask(same, view.field)) is not True:
                 return False
+        elif name == "part":
             question = ("parts", inner, *arguments[:3])
             if notes.note(question, ask(question, view.field)) != 1:
                 return False
+        elif name not in HARMLESS:
+            return False
         expression = inner
     return True
 
