@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, RecordError
@@ -191,6 +192,68 @@ def test_overflow_decides_for_both_sides(tmp_path: Path, overflow: str) -> None:
     found = [(one.record_id, one.side, len(one)) for one in EpisodeDataset(folder)]
     left = [("long", "chosen", 23), ("long", "rejected", 40)] if overflow == "cut" else []
     assert found == [("short", "chosen", 23), ("short", "rejected", 23), *left]
+
+
+@pytest.mark.parametrize("expand", ["turns", "tree"])
+def test_a_pair_whose_answers_overflow_makes_the_same_is_refused(tmp_path: Path, expand: str) -> None:
+    same = {"id": "same", "prompt": "q" * 10, "chosen": "y" * 80 + "1", "rejected": "y" * 80 + "2"}
+    early = {**same, "id": "early", "rejected": "n" + "y" * 80}
+    asked = {**same, "id": "asked", "prompt": "q" * 100}
+    records = [{"id": "short", **PROMPT}, same, *([early] if expand == "turns" else []), asked]
+    options = {"packing": {"max_length": 64, "overflow": "cut"}, "expand": expand, "on_error": "quarantine"}
+    folder = build(tmp_path, records, **options)
+    rejected = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+    assert [(one["id"], one["reason"]) for one in rejected] == [("same", "answers_same"), ("asked", "no_answer")]
+    assert "in the 64 that are kept" in rejected[0]["message"]
+    assert {episode.record_id for episode in EpisodeDataset(folder)} == {"short", "early"} & {r["id"] for r in records}
+
+
+@pytest.mark.parametrize("expand", ["turns", "tree"])
+def test_a_pair_whose_sampled_tokens_are_the_same_is_refused(tmp_path: Path, expand: str) -> None:
+    stop = 260
+    sides = [{"role": "assistant", "content": text, "token_ids": [97, 98, stop]} for text in ("ab", "other")]
+    records = [
+        {"id": "same", "prompt": "q", "chosen": sides[0], "rejected": sides[1]},
+        {"id": "apart", "prompt": "q", "chosen": sides[0], "rejected": {**sides[1], "token_ids": [97, 99, stop]}},
+        {"id": "begins", "prompt": "q", "chosen": sides[0], "rejected": {**sides[1], "token_ids": [97]}},
+        {"id": "goes on", "prompt": "q", "chosen": {**sides[0], "token_ids": [97]}, "rejected": "a"},
+    ]
+    folder = build(tmp_path, records, trust="tokens", expand=expand, on_error="quarantine")
+    rejected = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+    known = {"same"} if expand == "turns" else {"same", "begins", "goes on"}
+    assert {one["id"] for one in rejected} == known
+    assert {one["reason"] for one in rejected} == {"answers_same"}
+    if expand == "tree":
+        assert [len(apart(tree)) for tree in EpisodeDataset(folder)] == [2]
+
+
+@settings(max_examples=8)
+@given(
+    pairs=st.lists(st.tuples(*[st.text("ab", min_size=1, max_size=30)] * 3), min_size=1, max_size=12),
+    longest=st.integers(21, 60),
+    overflow=st.sampled_from(["cut", "drop"]),
+    expand=st.sampled_from(["turns", "tree"]),
+)
+def test_what_is_stored_of_a_pair_can_be_compared(
+    pairs: list[tuple[str, str, str]], longest: int, overflow: str, expand: str
+) -> None:
+    """No two documents of a pair are alike, and every tree of one has a branch; the others are refused or dropped."""
+    records = [
+        {"id": f"{number}", "prompt": asked, "chosen": one, "rejected": other}
+        for number, (asked, one, other) in enumerate(pairs)
+    ]
+    options = {"packing": {"max_length": longest, "overflow": overflow}, "expand": expand, "on_error": "quarantine"}
+    with tempfile.TemporaryDirectory() as folder:
+        good = {"id": "good", "prompt": "q", "chosen": "x", "rejected": "y"}
+        try:
+            episodes = list(EpisodeDataset(build(Path(folder), [good, *records], **options)))
+        except ConfigError as error:
+            assert "as one tree is longer than" in str(error)  # noqa: PT017
+            return
+        if expand == "tree":
+            assert all(len(apart(tree)) == 2 for tree in episodes)
+        else:
+            assert all(a.ids.tolist() != b.ids.tolist() for a, b in zip(episodes[::2], episodes[1::2], strict=True))
 
 
 def test_weights_and_conditions_hold_for_whole_pairs(tmp_path: Path) -> None:
