@@ -15,7 +15,7 @@ from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Rendering
 
 PRINTED_PART = re.compile(r"""[{,] *['"]text['"]: *['"]""")
-"""A list of parts written as it is: the template takes it for a text, of which it cuts, repeats or joins parts."""
+"""A list of parts that is written as it is: the template takes it for a text, and cuts it or adds to it."""
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 CALL = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")
 USER, ANSWER = Message(Role.USER, "Q-one?"), Message(Role.ASSISTANT, "A-one.")

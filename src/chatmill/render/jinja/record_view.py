@@ -33,6 +33,7 @@ from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
 from chatmill.read.json_values import decoded_text
 from chatmill.render.jinja.expressions import KEY, Notes, Path, kind_of_value
+from chatmill.render.jinja.message_fields import MessageFields
 from chatmill.render.jinja.traced import field, made_of
 from chatmill.render.jinja.traced_values import wrapped
 from chatmill.render.official_harmony import content_text, has_function_tools
@@ -215,9 +216,9 @@ class RecordView:
         if notes is None:
             done = len(self._plain)
             self._plain += [self.message(k, None) for k in range(done, count)]
-            messages = self._plain[:count]
+            messages: list[dict[str, Any]] = self._plain[:count]
         else:
-            messages = [self.message(k, notes) for k in range(count)]
+            messages = [MessageFields(self.message(k, notes)) for k in range(count)]
         tools: Any = list(self.conversation.tools) or None
         if tools is not None and notes is not None:
             tools = wrapped(tools, ("tools",), notes)

@@ -376,7 +376,7 @@ def note_exact(value: object) -> None:
     if isinstance(value, Noting):
         value._note_value()
     elif isinstance(value, dict):
-        note_exact([*value.keys(), *value.values()])
+        note_exact([*dict.keys(value), *dict.values(value)])
     elif isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         for item in value:
             note_exact(item)
@@ -387,7 +387,7 @@ def may_hold(value: object) -> bool:
     if isinstance(value, Noting):
         return True
     if isinstance(value, dict):
-        return any(may_hold(item) for pair in value.items() for item in pair)
+        return any(may_hold(item) for pair in dict.items(value) for item in pair)
     if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         return any(map(may_hold, value))
     return not isinstance(value, str | int | float | range | jinja2.Undefined | type(None))

@@ -24,6 +24,7 @@ from chatmill.render.jinja.control_names import NO_CONTROLS, ControlNames
 from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import refuse_excess
 from chatmill.render.jinja.loops import hook_loops
+from chatmill.render.jinja.message_fields import MessageFields
 from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
@@ -101,7 +102,7 @@ class TracingSandbox(PlainSandbox):
     """Renders templates on traced values, with messages that are views in a `TurnRun`, or lists."""
 
     code_generator_class = _TracingGenerator
-    mappings = (*PlainSandbox.mappings, MessageView)
+    mappings = (*PlainSandbox.mappings, MessageView, MessageFields)
     objects = (*PlainSandbox.objects, LoopView, Space)
     text_of = staticmethod(text_of)
     run: TurnRun | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2.utils
 
+from chatmill.render.jinja.message_fields import refuse_all_fields
 from chatmill.render.jinja.positions import COUNT, OWN, Form, Position, added, base_form
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.traced import plain_text
@@ -53,10 +54,14 @@ class MessageView(Mapping[str, Any]):  # noqa: PLW1641 - as plain objects, it ha
         return self._values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._whole())
+        raise refuse_all_fields()
+        yield ""  # as in `MessageFields`
 
     def __len__(self) -> int:
-        return len(self._whole())
+        raise refuse_all_fields()
+
+    def __bool__(self) -> bool:
+        return True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MessageView):
