@@ -44,7 +44,7 @@ def test_the_folders_that_are_changed_are_good_ones(tmp_path: Path, name: str) -
     use_folder(written(tmp_path / "model", as_bytes(FOLDERS[name])))
 
 
-@pytest.mark.parametrize(("count", "seed"), [(60, 7), pytest.param(3000, 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "seed"), [(60, 7), pytest.param(800, 8, marks=pytest.mark.slow)])
 def test_a_folder_with_something_wrong_works_or_ends_in_an_error_of_chatmill(
     tmp_path: Path, count: int, seed: int
 ) -> None:
@@ -77,6 +77,7 @@ def test_a_folder_with_something_wrong_works_or_ends_in_an_error_of_chatmill(
         ("with_bytes", "tokenizer.json", ("normalizer", "normalizers", 0, "prepend"), 1),
         ("unigram", "tokenizer.json", ("model", "vocab", 1), []),
         ("unigram", "tokenizer.json", ("model", "vocab", 1, 0), {}),
+        ("unigram", "tokenizer.json", ("model", "vocab", 1, 0), "<unk>"),
         ("unigram", "tokenizer.json", ("pre_tokenizer", "replacement"), 1),
         ("word_pieces", "tokenizer.json", ("model", "unk_token"), "no such token"),
         ("byte_level", "tokenizer_config.json", ("added_tokens_decoder", "259", "content"), ""),
@@ -126,6 +127,14 @@ def test_a_packed_file_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: py
         path.write_bytes(broken)
         with pytest.raises(TokenizerError):
             load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"model": {"\xff": 1}}', b'{"model": ' + b"[" * 5000, b'{"model": {}, "x": ' + b"[" * 5000]
+)
+def test_bytes_that_are_no_json_are_said(raw: bytes) -> None:
+    with pytest.raises(TokenizerError, match=r"thing is not a tokenizer\.json"):
+        TokenizerJson(raw, "thing")
 
 
 @pytest.mark.slow

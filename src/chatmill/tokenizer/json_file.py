@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Container, Mapping
 from functools import cached_property
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ MAX_IDS = 1 << 26
 FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 """Of an added token."""
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)]
 _VOCAB = msgspec.json.Decoder(dict[str, _Id] | list[tuple[str, int | float]] | None)
 _RULE_TEXTS = ("type", "prepend", "replacement", "prepend_scheme")
@@ -36,7 +38,7 @@ class TokenizerJson:
         try:
             self._parts = _PARTS.decode(raw)
             self._model = _PARTS.decode(self._parts["model"])
-        except (msgspec.DecodeError, KeyError) as error:
+        except (*_NO_JSON, KeyError) as error:
             raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
 
         if not isinstance(self.model("type"), str | None):
@@ -47,7 +49,11 @@ class TokenizerJson:
 
     def check(self) -> None:
         """Refuse a vocabulary that is none before an engine reads it: gigatoken ends the process at a very large id."""
-        _ = self.vocab
+        if isinstance(self.vocab, list):
+            tokens = self.spellings()[0]
+            twice = next((token for token, count in Counter(tokens).items() if count > 1), None)
+            if twice is not None:  # the ids of added tokens, which `tokenizers` counts, would be others
+                raise self._wrong("a token that its vocabulary has twice", twice)
 
     def part(self, name: str) -> Any:
         """Decode a part of the file other than the model; None if it is missing."""
@@ -60,7 +66,7 @@ class TokenizerJson:
     def _decoded(self, parts: Mapping[str, msgspec.Raw], name: str, decoder: Any = msgspec.json) -> Any:
         try:
             return decoder.decode(parts[name]) if name in parts else None
-        except (msgspec.MsgspecError, RecursionError) as error:  # a number out of range, say: `_PARTS` looks at none
+        except _NO_JSON as error:  # a number out of range, say: `_PARTS` looks at none
             raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name}: {error}") from None
 
     @cached_property
