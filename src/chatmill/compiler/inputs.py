@@ -179,12 +179,16 @@ def _cut_lines(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[C
 
     def write(spool: Path) -> None:
         with spool.open("wb") as out:
-            for block in _listed(scan) if is_list else _unpacked(path):
+            for block in _listed(scan) if is_list else lines.blocks_of_lines(_unpacked(path), scan.path):
                 out.write(block)
 
     xxh128 = _xxh128(scan)
     plain = _spooled(scan, f"{xxh128}-{form}.jsonl", write)
-    return xxh128, plain, _line_cuts(scan, plain, Hash.XXH128.begin(), sys.maxsize if is_list else None)
+    try:
+        return xxh128, plain, _line_cuts(scan, plain, Hash.XXH128.begin(), sys.maxsize if is_list else None)
+    except FormatError:
+        plain.unlink(missing_ok=True)  # a file that is refused is not kept unpacked
+        raise
 
 
 def _line_cuts(scan: InputScan, path: Path, digest: Any, limit: int | None = None) -> list[ChunkCut]:

@@ -37,6 +37,8 @@ MEDIA_FIELDS = ("images", "image", "videos", "audios")
 """Fields of records and messages that hold something other than text."""
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Weights and margins are kept as float32, which ends not far beyond."""
+MAX_CHARACTERS = 64 << 20
+"""Characters of the longest text that a template writes (`render/jinja/limits.py`), and so of any text of a record."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 HARMONY_PARTS = {"system_content": Role.SYSTEM, "developer_content": Role.DEVELOPER}
 
@@ -62,7 +64,8 @@ def parse_messages(
         try:
             if len(item) == 2:  # the common case: exactly a known role and a text
                 role, content = aliases.get(item[role_key]), item[content_key]
-                if role is not None and type(content) is str and (content.isascii() or is_encodable(content)):
+                is_text = type(content) is str and len(content) <= MAX_CHARACTERS
+                if role is not None and is_text and (content.isascii() or is_encodable(content)):
                     messages.append(Message(role, content))
                     continue
         except (TypeError, KeyError, LookupError):
@@ -312,7 +315,13 @@ def is_encodable(text: str) -> bool:
 
 
 def checked_text(text: str, path: str) -> str:
-    """Return the text, or raise a `RecordError` that names the lone surrogate in it."""
+    """Return the text, or raise a `RecordError`: it is too long for a template, or has a lone surrogate."""
+    if len(text) > MAX_CHARACTERS:
+        raise RecordError(
+            f"the text has {len(text):,} characters; a template writes at most {MAX_CHARACTERS:,}. Split it",
+            code="text_too_long",
+            path=path,
+        )
     if not text.isascii():
         try:
             text.encode()

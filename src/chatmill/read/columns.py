@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.conversations import Conversations, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
-from chatmill.core.message_parser import MEDIA_FIELDS, REASONING_FIELDS
+from chatmill.core.message_parser import MAX_CHARACTERS, MEDIA_FIELDS, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
 from chatmill.core.native.scan import (
     MAX_NAMES,
@@ -112,7 +112,7 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
     Blank lines are passed over; `source` names the records that do not name theirs.
     """
     names, (start, stop, first, total) = scanner_names(shape), lines
-    if not names:
+    if not names or (total == 1 and stop - start > MAX_CHARACTERS):  # columns for it would take a multiple of its bytes
         split = enumerate(data[start:stop].split(b"\n"), first)
         decoded = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(decoded, shape, source)
@@ -174,6 +174,7 @@ def completed(
     """
     if shape.lists and shape.system:
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
+    sure = sure & ~_has_long_text(batch)
     slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
     sure_ones = ((name, records[sure[records]]) for name, records in unused)
     counts = unused_in_columns(sure_ones, batch.sources.take(batch.heads))
@@ -187,6 +188,19 @@ def _two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
     first = offsets[long]
     two[long] = (roles[first] == RoleCode.SYSTEM) & (roles[first + 1] == RoleCode.SYSTEM)
     return two
+
+
+def _has_long_text(batch: Conversations) -> NDArray[np.bool_]:
+    """Return which records have a content or reasoning that may be longer than any text may be.
+
+    A text has at least as many bytes as characters: the full reader counts these.
+    """
+    records = np.cumsum(np.diff(batch.records, prepend=-1) > 0) - 1
+    long = np.zeros(len(batch.heads), dtype=np.bool_)
+    for column in (batch.messages.contents, batch.messages.reasoning):
+        messages = np.flatnonzero(column.lengths > MAX_CHARACTERS)
+        long[records[np.searchsorted(batch.offsets, messages, side="right") - 1]] = True
+    return long
 
 
 def _read_declined(

@@ -7,10 +7,9 @@ from typing import Any
 
 import jinja2
 
+from chatmill.core.message_parser import MAX_CHARACTERS as MAX_CHARACTERS  # of any text that a template makes
 from chatmill.render.jinja.traced import plain_text
 
-MAX_CHARACTERS = 64 << 20
-"""Characters of any text that a template makes."""
 MAX_BITS = 4096
 """The largest number that a template may multiply to."""
 MAX_WIDTH = 100_000
