@@ -91,7 +91,7 @@ def test_overflow_and_splits_lose_what_rows_lose_and_no_more(
     tmp_path: Path, chats: Path, overflow: str, longest: int
 ) -> None:
     more = {"packing": {"max_length": longest, "overflow": overflow}, "gates": OPEN_GATES}
-    run_build(recipe_of(chats, **more), tmp_path / "rows", workers=0)
+    apart = Ledger.from_json(run_build(recipe_of(chats, **more), tmp_path / "rows", workers=0).manifest["ledger"])
     made = run_build(recipe_of(chats, expand="tree", **more), tmp_path / "trees", workers=0).manifest
     ledger, split = Ledger.from_json(made["ledger"]), EpisodeDataset(tmp_path / "trees")
     trained, wanted = targets(tmp_path / "trees"), targets(tmp_path / "rows")
@@ -103,6 +103,15 @@ def test_overflow_and_splits_lose_what_rows_lose_and_no_more(
     assert ledger.total("trained") + ledger.total("shared_trained") == wanted.total()
     assert split.lengths.max() <= longest
     assert not ledger.imbalance(split.tokens)
+    in_rows, added = EpisodeDataset(tmp_path / "rows").tokens, apart.total_notes("tokens_in_added_rows")
+    assert apart.total("rendered") > in_rows > added > 0, "overflow takes something away"
+    assert f"rows per turn are {in_rows:,} tokens" in apart.cost_of_turns()
+    assert f"these trees would be {in_rows:,} tokens" in ledger.cost_of_turns()
+    assert f"stored are {split.tokens:,} (" in ledger.cost_of_turns()
+    for one in (apart, ledger):
+        assert one.total_notes("tokens_in_added_rows") == added
+        assert one.total_notes("tokens_saved_by_trees") == in_rows - split.tokens
+        assert f" the {in_rows - added:,} of the conversations" in one.cost_of_turns()
     if overflow == "drop":
         assert ledger.total_notes("tokens_repeated_by_splits") > 0, "no tree was split"
 

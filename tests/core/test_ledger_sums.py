@@ -32,6 +32,6 @@ def test_fates_reasons_notes_and_sources_add_up() -> None:
 def test_all_choices_are_named_from_half_as_many_tokens_again_on() -> None:
     for rows, is_named in ((29, False), (30, True)):
         ledger = Ledger()
-        ledger.tokens["a", "user", "rendered"] = rows
+        ledger.tokens["a", "user", "context"] = rows
         ledger.notes["a", IN_ADDED_ROWS] = rows - 20
         assert ("--expand last" in ledger.cost_of_turns()) == is_named

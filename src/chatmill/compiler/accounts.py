@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import SAVED_BY_TREES, Ledger
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 from chatmill.pack.overflow import OverflowResult
@@ -155,6 +155,17 @@ def account_trees(
     ledger.count_tokens(names, (injected - in_rows[1]).sum(axis=2), "injected")
     note(ledger, names, tree_codes, "branches", trees.branches.counts)
     note(ledger, names, tree_codes, "tokens_repeated_by_splits", trees.split_tokens)
+
+
+def note_saved_by_trees(
+    ledger: Ledger, names: Sequence[str], codes: Ints, fitted: OverflowResult, in_rows: Ints, trees: Trees
+) -> None:
+    """Note how many tokens fewer than the rows that overflow left their trees have, or would have.
+
+    `codes` has the source of each document before overflow, `in_rows` the tokens of each row that is left.
+    """
+    note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, in_rows)
+    note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
 
 
 def account_records(ledger: Ledger, names: Sequence[str], codes: Ints, dropped: NDArray[np.bool_], reason: str) -> None:

@@ -17,6 +17,7 @@ from chatmill.compiler.accounts import (
     account_trees,
     empty_answers,
     note,
+    note_saved_by_trees,
     reasoning_of,
     sum_turns,
 )
@@ -34,7 +35,6 @@ from chatmill.core.ledger import (
     LOST_CONTENT,
     LOST_REASONING,
     REASONING,
-    SAVED_BY_TREES,
     TRIMMED,
     Ledger,
 )
@@ -208,12 +208,15 @@ class Pipeline:
         built = np.bincount(records.of_document[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         episodes, weights, branches, source = fitted.tokens, fitted.run_weights, None, fitted.source_index
+        in_rows = fitted.tokens.lengths if is_cut else rows.lengths
+        note(ledger, names, codes[source], IN_ADDED_ROWS, np.where(records.is_added[source], in_rows, 0))
         if self.recipe.expand is Expand.TREE:
             left = SharedRows.apart(fitted.tokens) if is_cut else rows
             trees = _planted(rendered.kept, left, fitted, groups, packing.max_length)
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
             account_trees(ledger, names, codes[source], accounted, trees)
+            note_saved_by_trees(ledger, names, codes, fitted, in_rows, trees)
             trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.document_runs)
             if batch.sides is not None and len(episodes) != np.count_nonzero(~records.is_dropped):
                 raise ConfigError(
@@ -223,8 +226,7 @@ class Pipeline:
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
             whole = SharedRows.apart(fitted.tokens)
             trees = _planted(rendered.kept, whole, fitted, None, packing.max_length)
-            note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)
-            note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
+            note_saved_by_trees(ledger, names, codes, fitted, in_rows, trees)
         compiled = Compiled(
             tokens=episodes,
             weights=episodes.per_token(as_bytes(weights)),
@@ -260,7 +262,6 @@ class Pipeline:
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
             ("rows_added", records.is_added.astype(np.int64)),
-            (IN_ADDED_ROWS, np.where(records.is_added, rows.lengths, 0)),
             *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):
             note(ledger, names, codes, name, counts)

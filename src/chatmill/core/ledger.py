@@ -41,7 +41,7 @@ LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
 """A note; `logprobs: true` in the recipe stores them."""
 
 IN_ADDED_ROWS, SAVED_BY_TREES = "tokens_in_added_rows", "tokens_saved_by_trees"
-"""Notes: tokens of rows besides the one of the whole conversation, and of the trees that rows per turn would be."""
+"""Notes: stored tokens of rows besides the one of the whole conversation; those that trees have fewer than rows."""
 NULLS_LEFT_OUT = "records_without_arrow_nulls"
 """A note: records of JSON that came out of Arrow, whose null fields are absent."""
 CALLS_FAILED = "answers_whose_calls_failed"
@@ -134,11 +134,15 @@ class Ledger:
         return self.in_documents + self.padding
 
     def cost_of_turns(self) -> str:
-        """Compare the tokens of conversations, rows per turn and trees in words; empty if rows add none."""
-        notes, rows = self.all_notes(), self.total("rendered")
-        conversations = rows - notes[IN_ADDED_ROWS]
+        """Compare the tokens of conversations, rows per turn and trees in words; empty if rows add none.
+
+        Tokens are those that are stored, or would be: what overflow cut or dropped costs nothing.
+        """
+        notes = self.all_notes()
         is_tree = self.total("shared_context") + self.total("shared_trained") > 0
-        trees = self.in_documents if is_tree else rows - notes[SAVED_BY_TREES]
+        rows = self.in_documents + (notes[SAVED_BY_TREES] if is_tree else 0)
+        trees = rows - notes[SAVED_BY_TREES]
+        conversations = rows - notes[IN_ADDED_ROWS]
         if not conversations or rows == conversations:
             return ""
         as_rows = f"{rows:,} tokens, {rows / conversations:.2f} times the {conversations:,} of the conversations"

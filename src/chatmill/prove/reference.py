@@ -153,7 +153,6 @@ class Reference:
                 record.notes[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
             self._write(record, variants_of(conversation, history, last_turn_only=self.template.given.last_turn_only))
         record.notes["rows_added"] += len(record.rows) - 1
-        record.notes["tokens_in_added_rows"] += sum(len(row.ids) for row in record.rows[:-1])
         return record
 
     def _write(self, record: DerivedRecord, variants: Sequence[Variant]) -> None:
@@ -332,7 +331,8 @@ def account(ledger: Ledger, source: str, record: Sequence[DerivedRecord], overfl
         for code, count in injected.items():
             ledger.tokens[source, role_name(role_of(code)), "injected"] += count
     ledger.records[source, *(("built", "") if documents else ("skipped", f"overflow_{overflow}"))] += 1
-    notes = Counter(episodes=len(documents))
+    added = [document for side in record for row in side.rows[:-1] for document in row.documents]
+    notes = Counter(episodes=len(documents), tokens_in_added_rows=sum(len(document.ids) for document in added))
     for side in record:
         notes.update(side.notes)
     notes["untrained_terminators"] += sum(document.unended for document in documents)
