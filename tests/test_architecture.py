@@ -12,23 +12,37 @@ import chatmill
 
 ROOT = Path(chatmill.__file__).parent
 
-MIDDLE = {"yaml_files", "structs", "core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
-MIDDLE |= {"images"}
+MIDDLE = {
+    "yaml_files",
+    "structs",
+    "json_values",
+    "core",
+    "tokenizer",
+    "read",
+    "render",
+    "label",
+    "pack",
+    "store",
+    "systems",
+    "load",
+}
+MIDDLE |= {"images", "json_values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "console": set(),
     "yaml_files": set(),
     "structs": set(),
+    "json_values": {"core"},
     "_facade": set(),
     "__init__": {"_facade"},
     "core": set(),
     "tokenizer": {"core"},
-    "read": {"core", "yaml_files"},
+    "read": {"core", "yaml_files", "json_values"},
     "label": {"core", "structs"},
     "pack": {"core"},
     "store": {"core", "pack", "structs"},
     "images": {"core"},
-    "render": {"core", "tokenizer", "images"},
+    "render": {"core", "tokenizer", "images", "json_values"},
     "load": {"core", "store", "pack", "label", "yaml_files", "structs", "images"},
     "systems": {"structs", "core", "tokenizer", "render", "label", "pack", "load", "read"},
     "train": {"structs", "core", "store", "load", "images", "label", "pack", "tokenizer", "render", "read", "systems"},

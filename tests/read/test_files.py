@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError
+from chatmill.json_values import is_too_deep
 from chatmill.read.files import Raw, decode_line, read_records
-from chatmill.read.json_values import is_too_deep
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
 
 LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
@@ -185,7 +185,7 @@ NESTED = st.recursive(
 @given(NESTED, st.integers(0, 5))
 def test_levels_of_json_are_counted_outside_of_strings(value: Any, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.read.json_values.MAX_NESTING", limit)
+        patch.setattr("chatmill.json_values.MAX_NESTING", limit)
         assert is_too_deep(json.dumps(value).encode()) == (levels(value) > limit)
 
 

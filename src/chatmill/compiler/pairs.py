@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptOfPair:
     """What a build keeps of the documents of a pair."""
 
     tokens: int | None = None
@@ -36,13 +36,13 @@ class Kept:
     """Whether the two become one tree."""
 
     @classmethod
-    def by(cls, recipe: Recipe) -> Kept:
+    def by(cls, recipe: Recipe) -> KeptOfPair:
         """Return what a recipe says of it."""
         is_cut = recipe.packing.overflow is Overflow.CUT
         return cls(tokens=recipe.packing.max_length if is_cut else None, is_tree=recipe.expand is Expand.TREE)
 
 
-def whole_pairs(batch: Conversations, rendered: Rendered, kept: Kept) -> Rendered:
+def whole_pairs(batch: Conversations, rendered: Rendered, kept: KeptOfPair) -> Rendered:
     """Fail pairs and labelled answers that no trainer can use, and take them out of the rendering.
 
     A pair fails as one record, under the number of its chosen conversation.
@@ -92,7 +92,7 @@ class AnswerRow(NamedTuple):
     """Where its answer begins; None where it has none."""
 
 
-def problem_of(rows: Sequence[int], sides: Sequence[AnswerRow], kept: Kept) -> RecordError | None:
+def problem_of(rows: Sequence[int], sides: Sequence[AnswerRow], kept: KeptOfPair) -> RecordError | None:
     """Return what is wrong with the documents of a record: how many rows each side has, and every row."""
     if max(rows) > 1:
         return RecordError(
@@ -115,7 +115,7 @@ def problem_of(rows: Sequence[int], sides: Sequence[AnswerRow], kept: Kept) -> R
     return _same_problem(chosen[: kept.tokens], rejected[: kept.tokens], begins or 0, kept)
 
 
-def _same_problem(chosen: Sequence[int], rejected: Sequence[int], begins: int, kept: Kept) -> RecordError | None:
+def _same_problem(chosen: Sequence[int], rejected: Sequence[int], begins: int, kept: KeptOfPair) -> RecordError | None:
     """Return what is wrong with the tokens that are kept of the two sides, whose answers begin at one place."""
     if min(len(chosen), len(rejected)) <= begins:
         return RecordError(
@@ -177,7 +177,7 @@ class _Documents:
         return differs
 
 
-def _doubtful(sides: NDArray[np.uint8], rows: Ints, documents: _Documents, kept: Kept) -> Ints:
+def _doubtful(sides: NDArray[np.uint8], rows: Ints, documents: _Documents, kept: KeptOfPair) -> Ints:
     """Conversations with several rows, without an answer, or of a pair with other prompts or the same tokens."""
     several = np.flatnonzero(np.diff(rows) > 1)
     mute = np.searchsorted(rows, np.flatnonzero(~documents.has_answer), side="right") - 1

@@ -21,7 +21,7 @@ from chatmill.compiler.accounts import (
     reasoning_of,
     sum_turns,
 )
-from chatmill.compiler.pairs import Kept, margins_of, refuse_pictures, sides_of, whole_pairs
+from chatmill.compiler.pairs import KeptOfPair, margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
 from chatmill.core.checksums import Hash
 from chatmill.core.conversation import Conversation
@@ -182,7 +182,7 @@ class Pipeline:
         if batch.sides is not None or recipe.expand is Expand.TREE:
             rendered = refuse_pictures(batch, rendered)
         if batch.sides is not None:
-            rendered = whole_pairs(batch, rendered, Kept.by(recipe))
+            rendered = whole_pairs(batch, rendered, KeptOfPair.by(recipe))
         conversations_of, packing = rendered.kept, self.recipe.packing
         rendered = replace(rendered, kept=batch.records[rendered.kept])  # the two rows of a pair are of one record
         rows, run_weights, sums = self._labelled(rendered.rows, conversations_of)

@@ -15,10 +15,10 @@ import msgspec
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
+from chatmill.json_values import decoded, decoded_slowly, refuse_constant
 from chatmill.read.arrow_names import refuse_repeated_fields
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.folders import folder_files
-from chatmill.read.json_values import decoded, decoded_slowly, refuse_constant
 from chatmill.read.lines import BOM, numbered_lines, open_bytes
 from chatmill.read.places import Elsewhere, Place, place
 

@@ -29,8 +29,8 @@ from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
+from chatmill.json_values import TOO_DEEP, decoded_text
 from chatmill.read.files import Raw, without_nulls
-from chatmill.read.json_values import TOO_DEEP, decoded_text
 from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures

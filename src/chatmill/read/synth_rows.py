@@ -20,7 +20,7 @@ from chatmill.core.messages import CODES, MessageColumns
 from chatmill.core.native.scan import MessageField, RecordField, ShapeNames
 from chatmill.core.native.text_ranges import distinct
 from chatmill.errors import RecordError
-from chatmill.read.json_values import decoded_text
+from chatmill.json_values import decoded_text
 
 ID, TEXT = "synth_id", "messages_json"
 ROLES = ("system", "developer", "user", "assistant")

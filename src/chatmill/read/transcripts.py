@@ -11,8 +11,8 @@ import msgspec
 
 from chatmill.core.message_parser import checked_text
 from chatmill.errors import FormatError, RecordError
+from chatmill.json_values import decoded
 from chatmill.read import lines
-from chatmill.read.json_values import decoded
 from chatmill.read.lines import limited_lines, line_too_long, numbered_lines, open_bytes
 
 EOS_MARKER = "<|EOS|>"

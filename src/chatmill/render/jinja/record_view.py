@@ -31,7 +31,7 @@ from chatmill.core.message_parser import check_json
 from chatmill.core.pictures import Picture
 from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
-from chatmill.read.json_values import decoded_text
+from chatmill.json_values import decoded_text
 from chatmill.render.jinja.expressions import KEY, Notes, Path, kind_of_value
 from chatmill.render.jinja.message_fields import MessageFields
 from chatmill.render.jinja.traced import field, made_of

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from chatmill.core.native.scan import is_exact_json
 from chatmill.errors import DataError, RecordError
+from chatmill.json_values import decoded
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.files import list_entries, read_records
-from chatmill.read.json_values import decoded
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
 from chatmill.read.tables import table_batches
