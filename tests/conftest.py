@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share the cores: threads that wait for each other only cost time
 os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for each process, on some machines
 
+from chatmill import errors
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
@@ -30,6 +31,7 @@ from tests.ray_cluster import ray_address
 
 __all__ = ["ray_address"]
 
+errors.are_faults_raised = True  # else a fault of Chatmill is one refused record among others, and tests may not see it
 EXAMPLES = "CHATMILL_TEST_EXAMPLES"
 """Set to `all`, as in `make test-slow`, property tests run all their examples, new ones each time; else a sixth."""
 settings.register_profile(

@@ -58,6 +58,32 @@ class RecordError(DataError):
         return f"{place}: {self.message}" if place else self.message
 
 
+INTERNAL_ERROR = "internal_error"
+"""The reason of a record that Chatmill itself fails on."""
+are_faults_raised = False
+"""Whether a fault of Chatmill itself is raised as it is, as tests want it."""
+
+
+def fault_of(error: Exception) -> RecordError:
+    """Return the error of a record that was being written when Chatmill failed in a way that it does not know.
+
+    What is an error on purpose, or the machine's (no memory, no disk), is raised again: it is no record's.
+    """
+    if are_faults_raised or isinstance(error, (ChatmillError, MemoryError, OSError)):
+        raise error
+    step, place = error.__traceback__, ""
+    while step is not None:
+        name = step.tb_frame.f_globals.get("__name__", "")
+        if name.startswith("chatmill."):
+            place = f", in {name}, line {step.tb_lineno}"
+        step = step.tb_next
+    return RecordError(
+        f"a fault of Chatmill, not of the record ({type(error).__name__}: {error}{place}). Please report these words, "
+        "with the record and the template",
+        code=INTERNAL_ERROR,
+    )
+
+
 class ConfigError(ChatmillError, ValueError):
     """An option, recipe or config file that asks for something that does not exist or does not fit."""
 

@@ -20,7 +20,7 @@ from chatmill.core.checksums import FileRecord
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.core.ledger import Ledger
-from chatmill.errors import RecordError
+from chatmill.errors import RecordError, fault_of
 from chatmill.images.column import picture_columns
 from chatmill.read.groups import no_group, record_groups
 from chatmill.read.preferences import MARGIN_FIELDS
@@ -123,7 +123,12 @@ class ChunkOutput:
         self.end_piece()
 
     def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
-        compiled = self._pipeline.compile(conversations, groups, self._rules.history)
+        """Compile a batch and append its episodes; a fault of Chatmill costs the records that it comes with."""
+        try:
+            compiled = self._pipeline.compile(conversations, groups, self._rules.history)
+        except Exception as fault:
+            self._compile_in_parts(conversations, groups, fault_of(fault))
+            return
         sources = conversations.sources
         for index, error in compiled.failed:
             self.reject(error, sources[index])
@@ -142,6 +147,21 @@ class ChunkOutput:
             wanted = np.flatnonzero(chosen)
             if len(wanted):
                 self._append_compiled(split, compiled, wanted, conversations)
+
+    def _compile_in_parts(
+        self, conversations: Conversations, groups: NDArray[np.int64] | None, fault: RecordError
+    ) -> None:
+        """Compile both halves of a batch that Chatmill failed on; reject what cannot be cut in two."""
+        self._pipeline.template.store.is_in_doubt = True
+        middle, every = _middle(conversations, groups), np.arange(len(conversations))
+        if middle:
+            for part in (slice(0, middle), slice(middle, None)):
+                self._compile(conversations.take(every[part]), None if groups is None else groups[part])
+            return
+        for index in range(len(conversations)):
+            error = RecordError(fault.message, code=fault.code)
+            error.record_id, error.where = conversations.ids[index], conversations.wheres[index]
+            self.reject(error, conversations.sources[index])
 
     def _append_compiled(
         self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
@@ -210,6 +230,12 @@ class ChunkOutput:
         if kind is not None:
             for writer in self._shards.values():
                 writer.discard()
+
+
+def _middle(conversations: Conversations, groups: NDArray[np.int64] | None) -> int:
+    """Return where a batch can be cut in two, so that no group is in both parts; 0 where it cannot."""
+    starts = np.arange(1, len(conversations)) if groups is None else np.flatnonzero(np.diff(groups)) + 1
+    return int(starts[len(starts) // 2]) if len(starts) else 0
 
 
 def _fields_read(pipeline: Pipeline, rules: Source) -> set[str]:

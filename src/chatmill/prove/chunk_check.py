@@ -21,7 +21,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import CALLS_FAILED, NULLS_LEFT_OUT, Ledger
 from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
-from chatmill.errors import DataError, RecordError, TokenizerError
+from chatmill.errors import INTERNAL_ERROR, DataError, RecordError, TokenizerError
 from chatmill.images.column import stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.columns import file_of
@@ -94,6 +94,10 @@ class ChunkCheck:
         assert conversation is not None
         self.book.counts["records_derived"] += 1
         source, rule = conversation.source, self._reference.policy.errors
+        if self._rejected[conversation.where, conversation.id, INTERNAL_ERROR]:  # what it should be nobody knows
+            named = {"where": conversation.where, "record_id": conversation.id}
+            self._reject(RecordError("a fault of Chatmill", code=INTERNAL_ERROR, **named), source)
+            return
         sides_before = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
         try:
             sides = [

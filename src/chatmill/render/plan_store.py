@@ -37,6 +37,8 @@ class PlanStore:
         self._form, self._rules = form, rules
         self.unknown = 0
         """Records that had no plan."""
+        self.is_in_doubt = False
+        """Whether a fault came in between while something was learned."""
         self.forget()
 
     def forget(self) -> None:
@@ -75,6 +77,7 @@ class PlanStore:
         return self.keys.size + learned + labelled + self.stretches.table.size + written
 
     def forget_if_full(self) -> None:
-        """Forget everything where it is too much; numbers of what is forgotten must not be in use."""
-        if self.size > MAX_REMEMBERED:
+        """Forget everything where it is too much, or in doubt; numbers of what is forgotten must not be in use."""
+        if self.is_in_doubt or self.size > MAX_REMEMBERED:
+            self.is_in_doubt = False
             self.forget()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import RecordError
+from chatmill.errors import RecordError, fault_of
 from chatmill.render.fill import Entries
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.replay import Classes
@@ -121,6 +121,9 @@ class _Search:
                 except RecordError as error:
                     error.__traceback__ = error.__context__ = None  # whose frames hold the batch
                     self.failed[index] = error
+                except Exception as error:  # the record is lost, and the build goes on
+                    self.failed[index] = fault_of(error)
+                    store.is_in_doubt = True
                 else:
                     numbers_found[place] = self._add(plan)
                     if is_keyed and store.keys.version == version:
