@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.pairs import AnswerRow, Kept, picture_error, problem_of
+from chatmill.compiler.pairs import AnswerRow, KeptOfPair, picture_error, problem_of
 from chatmill.compiler.repairs import derived_repaired, useful_repairs
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
@@ -142,7 +142,7 @@ class ChunkCheck:
         for row in rows:
             first = next((place for place, code in enumerate(row.kinds) if IS_ANSWER[code]), None)
             answers.append(AnswerRow(row.ids, first))
-        if problem := problem_of([len(side.rows) for side in sides], answers, Kept.by(self.recipe)):
+        if problem := problem_of([len(side.rows) for side in sides], answers, KeptOfPair.by(self.recipe)):
             raise problem
         if not all(row.documents for row in rows):
             for row in rows:
