@@ -1,4 +1,4 @@
-"""Takes the screenshots of the web viewer that the docs show, from the bundled conversations.
+"""Takes the screenshots of the web viewer and of the terminal that the docs show, from the bundled conversations.
 
     python examples/screenshots.py [FOLDER]        (default: docs/images)
 
@@ -8,15 +8,25 @@ Needs Playwright and a Chromium: CHROMIUM names it, else /usr/bin/chromium is ta
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
 import sys
 import tempfile
+import termios
 import threading
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
+from rich.ansi import AnsiDecoder
+from rich.console import Console
 
 import chatmill
 from chatmill.look.viewer.opened import open_viewed
@@ -31,6 +41,8 @@ KINDS = "glaive_toolcall_en-00000"
 """One with calls of tools."""
 BLOCK = 18
 """A row of many documents."""
+COLUMNS, LINES = 90, 46
+"""Of the terminal."""
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
@@ -88,6 +100,42 @@ def shoot(
     print(f"{target}: {target.stat().st_size:,} bytes")
 
 
+def printed(command: str) -> str:
+    """What a command of Chatmill prints to a terminal, with its colours."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    code = "from chatmill.cli import main; main()"
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *shlex.split(command)[1:]],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,  # bars
+        env=environment,
+    )
+    os.close(theirs)
+    output = bytearray()
+    with contextlib.suppress(OSError):  # Linux says so when nobody has the other side any more
+        while part := os.read(ours, 1 << 16):
+            output += part
+    os.close(ours)
+    if process.wait() != 0:
+        raise SystemExit(f"{command}: {output.decode()}")
+    return output.decode().replace("\r\n", "\n")  # as terminals have lines
+
+
+def shoot_terminal(page: Page, command: str, target: Path) -> None:
+    """Run a command in a terminal, and save a picture of its first screen."""
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for line in list(AnsiDecoder().decode(printed(command)))[:LINES]:
+        console.print(line, soft_wrap=True)
+    page.goto("about:blank")  # the pages of the viewer forbid styles such as these
+    page.set_viewport_size({"width": 1100, "height": 800})
+    drawing = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=command), flags=re.DOTALL)  # of the network
+    page.set_content(f"<body style='margin: 0'>{drawing}</body>")
+    page.locator("svg").first.screenshot(path=target, omit_background=True)
+    print(f"{target}: {target.stat().st_size:,} bytes")
+
+
 def main() -> None:
     """Build, serve, and take the pictures."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images").resolve()
@@ -107,6 +155,8 @@ def main() -> None:
             shoot(page, f"{url}compare?n=0", out / "view-diff.png", wait="#sides", height=1000)
         with viewer(sets["packed"]) as url:
             shoot(page, f"{url}a/train/{BLOCK}", out / "view-block.png", wait="#map")
+        shoot_terminal(page, f"chatmill inspect conversations --episode {number}", out / "inspect.png")
+        shoot_terminal(page, "chatmill stats conversations", out / "stats.png")
         browser.close()
 
 

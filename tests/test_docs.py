@@ -40,6 +40,12 @@ def test_links_anchors_and_files_that_a_page_names_are_there(page: Path) -> None
             assert (ROOT / found).is_file(), found
 
 
+def test_every_picture_has_a_script_that_makes_it() -> None:
+    scripts = [*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/*.py")]
+    made = "".join(script.read_text(encoding="utf-8") for script in scripts)
+    assert [path.name for path in sorted((DOCS / "images").iterdir()) if path.name not in made] == []
+
+
 def test_files_on_the_page_of_the_architecture_are_there() -> None:
     """They are named as they are below `src/chatmill`."""
     drawn = re.findall(r"(?<![\w/])((?:[a-z_]+/)+[a-z_]+\.py)", (DOCS / "architecture.md").read_text())

@@ -370,4 +370,4 @@ def test_the_screenshots_of_the_docs_can_be_taken_again(tmp_path: Path) -> None:
     command = [sys.executable, str(root / "examples" / "screenshots.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in root.glob("docs/images/view-*.png")}
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in root.glob("docs/images/*.png")}
