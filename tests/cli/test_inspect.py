@@ -22,6 +22,7 @@ from chatmill.look.terminal import screen, show
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import invoke
+from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
 from tests.look.sets import folder, view_block
 
@@ -156,3 +157,17 @@ def test_another_tokenizer_is_said() -> None:
     result = run(folder() / "episodes", "--tokenizer", unpacked("tiny_torchtune"), "-n", 1)
     assert result.exit_code == 0
     assert "the text may be wrong" in result.stderr
+
+
+def test_conversations_are_counted_and_not_their_documents(tmp_path: Path) -> None:
+    """Qwen3's template takes reasoning out of earlier answers, so each of two answers has a document of its own."""
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "since"}
+    question = {"role": "user", "content": "q"}
+    chats = [{"id": "long", "messages": [question, answer] * 2}, {"id": "short", "messages": [question, answer]}]
+    path = write_jsonl(tmp_path / "chats.jsonl", chats)
+    lines = run(path, "-t", "bytes", "-T", "qwen3").output.splitlines()
+    assert "2 conversations in 3 documents" in map(str.strip, lines)
+    heads = [line.partition(" \u00b7 ")[0] for line in lines if " tokens \u00b7 " in line]
+    assert heads == ["long, document 1 of 2", "long, document 2 of 2", "short"]
+    alone = run(path, "-t", "bytes", "-T", "qwen3", "--start", 1).output.splitlines()
+    assert "1 conversation" in map(str.strip, alone)

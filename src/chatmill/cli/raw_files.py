@@ -84,7 +84,8 @@ def show_conversations(
         view_item(item_of_tokens(rendered.tokens, place, weights, rendered.pictures), decoder, "conversation")
         for place in range(len(rendered.kept))
     ]
-    shown = list(zip((repaired[index] for index in rendered.kept.tolist()), views, rendered.stripped, strict=True))
+    kept = rendered.kept.tolist()
+    shown = list(zip((repaired[index] for index in kept), views, rendered.stripped, strict=True))
     if as_json:
         _print_json(shown)
     else:
@@ -95,9 +96,11 @@ def show_conversations(
         for line in drift_lines(read, bound, history):
             plain_console(soft_wrap=True).print(visible(line), style="yellow")
         console = screen()
-        _print_conversations(console, shown, show_ids=ids, most_lines=most_lines)
+        _print_documents(console, shown, _places(kept), show_ids=ids, most_lines=most_lines)
         if shown:
-            title = counted(len(shown), "conversation")
+            title = counted(len(set(kept)), "conversation")
+            if len(kept) > len(set(kept)):
+                title += f" in {counted(len(kept), 'document')}"
             show(console, [Text(), role_table(title, rendered.tokens, weights, width=console.width)])
     _finish(errors, len(shown))
 
@@ -140,13 +143,29 @@ def _print_heading(source: ConversationFile, template: ModelTemplate, policy: st
         )
 
 
-def _print_conversations(
-    console: Console, shown: list[tuple[Conversation, ItemView, int]], *, show_ids: bool, most_lines: int
-) -> None:
+def _places(kept: list[int]) -> list[str]:
+    """Say which document of its conversation each is, where there are several; else nothing."""
+    counts, passed = Counter(kept), Counter[int]()
+    places = []
+    for conversation in kept:
+        passed[conversation] += 1
+        is_one_of_many = counts[conversation] > 1
+        places.append(f", document {passed[conversation]} of {counts[conversation]}" if is_one_of_many else "")
+    return places
 
-    for conversation, view, stripped in shown:
+
+def _print_documents(
+    console: Console,
+    shown: list[tuple[Conversation, ItemView, int]],
+    places: list[str],
+    *,
+    show_ids: bool,
+    most_lines: int,
+) -> None:
+    """Print documents; `places` say which of their conversation they are."""
+    for (conversation, view, stripped), place in zip(shown, places, strict=True):
         total, trained = len(view.item), view.item.trained
-        name = visible(conversation.id or conversation.where)
+        name = visible(conversation.id or conversation.where) + place
         title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
         show(console, [Text(), Rule(Text(title), align="left")])
         show(console, document_lines(view, width=console.width, most_lines=most_lines, show_ids=show_ids))
