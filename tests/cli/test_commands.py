@@ -20,6 +20,7 @@ import pytest
 import typer
 
 from chatmill.cli import main
+from chatmill.cli import options as shared_options
 from chatmill.cli.app import COMMANDS, app
 from chatmill.cli.layout import help_of
 from chatmill.cli.statuses import Status, ended
@@ -88,6 +89,21 @@ def test_options_have_the_same_names_everywhere(name: str, options: list[Any]) -
             elif short in option.opts:  # but inspect shows examples
                 assert "--examples" in option.opts, f"{name}: {short} means {long} elsewhere"
     assert any("--json" in option.opts for option in options) or name == "init", "what init makes is read by people"
+
+
+TAKE_FILES = {"--template", "--policy", "--shape"}
+"""Their names have pages of their own; a file may be given too."""
+
+
+def test_the_help_of_an_option_that_takes_one_of_few_names_has_them_all() -> None:
+    with_names = {
+        one.default: (one.help, one.autocompletion())  # where typer keeps the first name
+        for one in vars(shared_options).values()
+        if getattr(one, "autocompletion", None) and one.default not in TAKE_FILES
+    }
+    assert {"--pack", "--overflow", "--expand", "--on-error", "--engine"} <= set(with_names)
+    for option, (text, names) in with_names.items():
+        assert not set(names) - set(re.findall(r"\w+", text)), option
 
 
 def test_a_command_has_a_page_that_names_every_option(name: str, options: list[Any]) -> None:

@@ -83,10 +83,15 @@ SHAPE: Any = option(
 OVERFLOW: Any = option(
     "--overflow",
     "NAME",
-    "What happens to what is longer than --max-length.",
+    "What is longer than --max-length: error, drop, drop_oldest_turns, turns, last_turns, windows or cut.",
     autocompletion=_names("pack.overflow", "Overflow"),
 )
-PACK: Any = option("--pack", "NAME", "How rows are packed.", autocompletion=_names("pack.plan", "Strategy"))
+PACK: Any = option(
+    "--pack",
+    "NAME",
+    "How rows are packed: best_fit, first_fit or greedy.",
+    autocompletion=_names("pack.plan", "Strategy"),
+)
 SPLIT: Any = option("--split", "NAME", "Only this split, such as train.")
 WORKERS: Any = option("--workers -w", "N", "Processes; default: all cores.", min=0)
 RESUME: Any = flag("--resume", "Continue where an earlier run stopped.")
