@@ -107,7 +107,7 @@ def _carry_out(moves: Ints, documents: Ints) -> tuple[Ints, Ints]:
     return order, bin_offsets
 
 
-def next_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
+def greedy(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
     """(order, bin_offsets) of input order, a new bin when a document does not fit; Python loops over bins."""
     total = offsets_of(lengths)
     starts = []

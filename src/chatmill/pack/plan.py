@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.pack.bins import decreasing, lower_bound, next_fit
+from chatmill.pack.bins import decreasing, greedy, lower_bound
 
 Ints = NDArray[np.int64]
 
@@ -87,7 +87,7 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
     if chosen in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
         order, bin_offsets = decreasing(checked, room, best=chosen is Strategy.BEST_FIT)
     else:
-        order, bin_offsets = next_fit(checked, room)
+        order, bin_offsets = greedy(checked, room)
     return Plan(
         order=order,
         bin_offsets=bin_offsets,
