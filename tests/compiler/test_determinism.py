@@ -237,7 +237,7 @@ def test_workers_with_a_bad_engine_build_the_same_bytes(
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec: None)
     (fast / "sitecustomize.py").write_text(startup)
-    monkeypatch.setenv("PYTHONPATH", str(fast))
+    monkeypatch.setenv("PYTHONPATH", str(fast), prepend=os.pathsep)
     run_build(good.recipe, fast / "bad", workers=2)
     assert digest(fast / "bad") == good.files
     assert leftovers(fast / "bad") == []

@@ -125,7 +125,8 @@ def test_tokenizers_one_reads_vocabularies_whose_bytes_add_up_and_refuses_others
     lower = tmp_path / "tokenizer.json"
     lower.write_text(json.dumps({**data, "normalizer": {"type": "Lowercase"}}))
     command = [sys.executable, "-c", WITH_ONE, str(unpacked("gpt2")), str(lower)]
-    environment = {**os.environ, "PYTHONPATH": str(ONE)}
+    paths = [str(ONE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "a normalizer of its own (Lowercase): pip install 'tokenizers<1'" in done.stdout
