@@ -250,6 +250,8 @@ class _Planting:
         a, b = int(rows.offsets[one]) + depth, int(rows.offsets[other]) + depth
         differ = rows.ids[a : a + length] != rows.ids[b : b + length]
         differ |= ((rows.kinds[a : a + length] ^ rows.kinds[b : b + length]) & ~np.uint8(REPEATED)) != 0
+        later = (rows.later[a : a + length] | rows.later[b : b + length]) != 0
+        differ |= later & (rows.weights[a : a + length] > 0) & (rows.weights[b : b + length] > 0)
         return depth + int(np.argmax(differ)) if differ.any() else end
 
     def _merge(self, into: int, other: int, start: int, end: int) -> None:
@@ -257,6 +259,7 @@ class _Planting:
         a, b = (slice(int(rows.offsets[row]) + start, int(rows.offsets[row]) + end) for row in (into, other))
         rows.kinds[a] &= rows.kinds[b] | ~np.uint8(REPEATED)
         rows.kept[a] |= rows.kept[b]
+        rows.later[a] |= rows.later[b]
         np.maximum(rows.weights[a], rows.weights[b], out=rows.weights[a])
 
     def add(self, row: int) -> None:

@@ -20,6 +20,8 @@ from tests.oracles import ends_by_python, trees_by_python
 
 Token = tuple[int, int, float]
 """Id, kind and weight."""
+LATER = 64
+"""Added to the kind of a token, in rows that lack something of their conversation before it."""
 
 
 @st.composite
@@ -66,9 +68,10 @@ def columns_of(groups: Groups, parents: list[int] | None = None, begins: list[in
     return RowColumns(
         ids=np.array([token[0] for token in tokens], dtype=np.int32),
         offsets=offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
-        kinds=np.array([token[1] for token in tokens], dtype=np.uint8),
+        kinds=np.array([token[1] & ~LATER for token in tokens], dtype=np.uint8),
         weights=np.array([token[2] for token in tokens], dtype=np.float32),
         kept=np.ones(len(tokens), dtype=np.uint8),
+        later=np.array([token[1] & LATER > 0 for token in tokens], dtype=np.uint8),
         parents=np.array(parents or [-1] * len(rows), dtype=np.int64),
         begins=np.array(begins or [0] * len(rows), dtype=np.int64),
     )
@@ -145,6 +148,36 @@ def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: Groups, 
     assert (made.states == AGAIN).any() <= (capacity < 10**6)
 
 
+@settings(max_examples=300)
+@given(st.lists(families(), min_size=1, max_size=3), st.lists(st.integers(0, 6), min_size=18, max_size=18))
+def test_no_trained_token_is_lost_where_rows_lack_what_was_before_it(groups: Groups, begins: list[int]) -> None:
+    """Each row has all of its conversation up to some token, and other parts of it from there on."""
+    first = iter(begins)
+    later = [
+        [
+            [(one, kind | LATER if at >= begin else kind, weight) for at, (one, kind, weight) in enumerate(row)]
+            for row, begin in zip(rows, first, strict=False)
+        ]
+        for rows in groups
+    ]
+    columns, slow, borders = columns_of(later), columns_of(later), borders_of(later)
+    made = grow_trees(columns, borders, 10**6)
+    for fast, by_python in zip(made, trees_by_python(slow, borders, 10**6), strict=True):
+        assert np.array_equal(fast, by_python)
+    assert stored(columns, made) == stored(slow, made)
+    _, _, weights, states = stored(columns, made)
+    stored_weights = sum(weight for weight, state in zip(weights, states, strict=True) if state == 0 and weight > 0)
+    alone = sum(weight for rows in later for row in rows for _, kind, weight in row if kind & LATER)
+    assert stored_weights >= alone
+    every = columns_of(
+        [[[(one, kind | LATER, weight) for one, kind, weight in row] for row in rows] for rows in groups]
+    )
+    count = np.count_nonzero(every.weights > 0)
+    made = grow_trees(every, borders, 10**6)
+    _, _, weights, states = stored(every, made)
+    assert sum(weight > 0 and state == 0 for weight, state in zip(weights, states, strict=True)) == count
+
+
 def test_a_path_may_have_any_number_of_branches() -> None:
     """Each row goes on from the one before by a token; the last leaves the whole path, and does not fit its tree."""
     count = 300_000
@@ -154,6 +187,7 @@ def test_a_path_may_have_any_number_of_branches() -> None:
         kinds=np.zeros(count + 2, dtype=np.uint8),
         weights=np.zeros(count + 2, dtype=np.float32),
         kept=np.ones(count + 2, dtype=np.uint8),
+        later=np.zeros(count + 2, dtype=np.uint8),
         parents=np.append(np.arange(-1, count - 1), count - 2),
         begins=np.append(np.arange(count), count - 1),
     )

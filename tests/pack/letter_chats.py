@@ -120,6 +120,11 @@ def check(tokens: Tokens, weights: np.ndarray, capacity: int, result: OverflowRe
     assert np.array_equal(made.messages, tokens.messages[made.ids])
     old = tokens.per_token(weights)
     assert np.array_equal(made.per_token(result.run_weights), np.where(injected, 0, old[made.ids]))
+    is_later = made.per_token(result.later_runs)
+    for number, first in enumerate(tokens.offsets[result.source_index].tolist()):
+        inside = slice(*made.offsets[number : number + 2].tolist())
+        begins = np.cumprod(made.ids[inside] - first == np.arange(made.lengths[number]))
+        assert np.array_equal(is_later[inside], begins == 0), "after what is left out"
     own = made.ids[~injected]
     assert np.bincount(own).max(initial=0) <= 1
     assert np.array_equal(result.kept_of_run, np.bincount(run_of[own], minlength=len(tokens.run_kinds)))

@@ -6,16 +6,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
 from chatmill.core.ledger import Ledger
 from chatmill.core.shared_rows import SharedRows
+from chatmill.pack.overflow import Overflow, apply_overflow
 from chatmill.pack.trees import Trees, put_into_trees
 from chatmill.prove.reference import DerivedDocument
 from chatmill.prove.trees import PlainTrees
-from tests.pack.letter_chats import tokens_of
+from tests.pack.letter_chats import Chat, assistant_weights, chats, dialogues, tokens_of
 
 OF_NONE, ASKED, ANSWERED = (
     kind(RoleCode.NONE, Part.DOCUMENT),
@@ -33,6 +35,7 @@ class Token(NamedTuple):
     weight: float
     message: int
     injected: bool = False
+    later: bool = False
 
 
 Group = list[list[list[Token]]]
@@ -48,12 +51,14 @@ def records(draw: st.DrawFn) -> list[list[Token]]:
         if rows:
             before = draw(st.sampled_from(rows))
             kept = before[: draw(st.integers(0, len(before)))]
+        is_later = bool(kept and kept[-1].later) or draw(st.integers(0, 3)) == 0
         for _ in range(draw(st.integers(0 if kept else 1, 5))):
             code = draw(st.sampled_from(CODES))
             # the message follows from id and kind, so that tokens that are one in a tree are of one message
             number = draw(st.integers(0, 2))
             weight = 0.0 if code & REPEATED else draw(st.sampled_from([0.0, 1.0, 0.5]))
-            kept = [*kept, Token(number, code, weight, -1 if code == OF_NONE else number, draw(st.booleans()))]
+            message = -1 if code == OF_NONE else number
+            kept = [*kept, Token(number, code, weight, message, draw(st.booleans()), is_later)]
         rows.append(kept)
     return rows
 
@@ -70,6 +75,7 @@ def grown(groups: list[Group], capacity: int) -> Trees:
         SharedRows.apart(replace(tokens, ids=ids, logprobs=logprobs)),
         np.array([token.weight for token in flat], dtype=np.float32),
         np.array([token.injected for token in flat], dtype=np.bool_),
+        np.array([token.later for token in flat], dtype=np.bool_),
         np.array([number + 2 * n for number, n, _ in every], dtype=np.int64),
         np.array([n for _, n, _ in every], dtype=np.int64),
         capacity,
@@ -82,9 +88,10 @@ def slow_trees(group: Group, first: int, capacity: int) -> tuple[list[DerivedDoc
     for record in group:
         documents = []
         for row in record:
-            ids, kinds, weights, messages, injected = map(list, zip(*row, strict=True))
+            ids, kinds, weights, messages, injected, later = map(list, zip(*row, strict=True))
             logprobs = [float(first + n) for n in range(len(row))]
-            documents.append(DerivedDocument(ids, kinds, messages, logprobs, weights, injected=injected, turns=0))
+            columns = (ids, kinds, messages, logprobs, weights)
+            documents.append(DerivedDocument(*columns, injected=injected, later=later, turns=0))
             first += len(row)
         plain.add(documents, MESSAGES)
     return plain.write(capacity, ledger), ledger
@@ -131,3 +138,35 @@ def test_messages_are_numbered_through_the_records_of_a_group() -> None:
     assert made.tokens.messages.tolist() == [1, 2, 3, -1, 0, -1]
     assert made.turns.tolist() == [2, 0, 0]
     assert made.tokens.message_offsets.tolist() == [0, 6, 12, 15]
+
+
+@pytest.mark.parametrize("policy", [p for p in Overflow if p is not Overflow.ERROR])
+@settings(max_examples=100)
+@given(st.lists(st.one_of(chats, dialogues), min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 3), st.data())
+def test_trees_train_as_many_tokens_as_rows_whatever_overflow_leaves_of_them(
+    policy: Overflow, given_chats: list[Chat], capacity: int, letters: int, data: st.DataObject
+) -> None:
+    """Of every conversation a beginning is one row, whose last message is trained there, and all of it another."""
+    documents, trained = [], []
+    for chat in given_chats:
+        end = data.draw(st.integers(0, len(chat.messages) - 1))
+        beginning = Chat(chat.messages[: end + 1], chat.bos).runs()
+        documents += [beginning, chat.runs()]
+        trained += [message == end for _, _, message in beginning]
+        trained += [message != end for _, _, message in chat.runs()]
+    tokens = tokens_of(documents, [len(chat.messages) for chat in given_chats for _ in (0, 1)])
+    few = replace(tokens, ids=tokens.ids % np.int32(letters))  # so that most things are alike
+    weights = np.where(trained, assistant_weights(tokens), 0).astype(np.float32)
+    fitted = apply_overflow(few, weights, capacity, policy)
+    records = fitted.source_index // 2
+    flags = (fitted.injected_runs, fitted.later_runs)
+    rows = SharedRows.apart(fitted.tokens)
+    made = put_into_trees(rows, fitted.run_weights, *flags, records, records, capacity)
+    of_rows, of_trees = np.zeros((2, len(given_chats)))
+    for sums, kept, its_weights, owners in (
+        (of_rows, fitted.tokens, fitted.run_weights, records),
+        (of_trees, made.tokens, made.run_weights, records[made.first_row]),
+    ):
+        owner = np.repeat(owners, np.diff(kept.document_runs))
+        np.add.at(sums, owner, np.where(its_weights > 0, kept.run_lengths, 0))
+    assert of_trees.tolist() == of_rows.tolist()

@@ -374,4 +374,5 @@ def _planted(
     """Return the rows that overflow left, as trees: those of a record in one, or those of a group of records."""
     records = kept[fitted.source_index]
     owners = records if groups is None else groups[records]
-    return put_into_trees(rows, fitted.run_weights, fitted.injected_runs, records, owners, max_length or NO_LIMIT)
+    flags = (fitted.injected_runs, fitted.later_runs)
+    return put_into_trees(rows, fitted.run_weights, *flags, records, owners, max_length or NO_LIMIT)

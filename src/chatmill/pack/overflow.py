@@ -57,6 +57,8 @@ class OverflowResult:
     """Tokens that are left of each run of the input, repetitions not counted."""
     injected_runs: NDArray[np.bool_]
     """Which runs of `tokens` are untrained repetitions."""
+    later_runs: NDArray[np.bool_]
+    """Which runs of `tokens` come after something that is left out: what is before them is not their whole context."""
     source_runs: Ints
     """The run of the input that each run of `tokens` is, or is a part of."""
 
@@ -94,6 +96,7 @@ def apply_overflow(
             dropped=over_long,
             kept_of_run=tokens.run_lengths,
             injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
+            later_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
             source_runs=np.arange(len(tokens.run_kinds)),
         )
     starts, trained = tokens.run_offsets[:-1], (run_weights > 0) & (tokens.run_lengths > 0)
@@ -220,6 +223,10 @@ def _result(
     opens[1:] = (np.diff(sources) != 0) | (np.diff(windows_) != 0)
     first_piece = np.flatnonzero(opens)
     source = sources[first_piece]
+    goes_on = starts == np.where(opens, tokens.offsets[sources], np.append(0, ends[:-1])[: len(ends)])
+    gaps = np.cumsum(~goes_on)  # up to and with each piece
+    before = (gaps - ~goes_on)[first_piece]  # its episode
+    is_later = gaps > np.repeat(before, np.diff(np.append(first_piece, len(opens))))
     run_offsets = offsets_of(end - start)
     document_runs = np.append(offsets_of(runs)[first_piece], len(run))
     messages = np.diff(tokens.message_offsets)[source]
@@ -246,5 +253,6 @@ def _result(
         dropped=np.setdiff1d(over_long, source),
         kept_of_run=kept,
         injected_runs=injected,
+        later_runs=np.repeat(is_later, runs),
         source_runs=run,
     )

@@ -41,6 +41,7 @@ def put_into_trees(
     shared: SharedRows,
     run_weights: NDArray[np.float32],
     injected_runs: NDArray[np.bool_],
+    later_runs: NDArray[np.bool_],
     records: Ints,
     groups: Ints,
     capacity: int,
@@ -48,7 +49,7 @@ def put_into_trees(
     """Put the rows of each group into one tree, or several if it would exceed `capacity`, which no row does.
 
     `records` and `groups` have the record and the group of each row; rows of a record, and records of a group, follow
-    each other. Weights and injected runs are those of the rows' own runs.
+    each other. Weights, injected and later runs are those of the rows' own runs, as overflow gives them.
     """
     tokens = shared.merged
     opens = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
@@ -58,6 +59,7 @@ def put_into_trees(
         kinds=tokens.kinds,
         weights=tokens.per_token(run_weights),
         kept=tokens.per_token((~injected_runs).astype(np.uint8)),
+        later=tokens.per_token(later_runs.astype(np.uint8)),
         parents=shared.parents,
         begins=shared.begins,
     )

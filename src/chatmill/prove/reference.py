@@ -76,6 +76,8 @@ class DerivedDocument(PlainRow):
 
     injected: list[bool]
     """Tokens that belong to another document, and are not trained."""
+    later: list[bool]
+    """Tokens before which something of the row is left out."""
     turns: int
     """Assistant messages."""
     unended: int = 0
@@ -258,6 +260,9 @@ def _single_runs(row: PlainRow) -> Tokens:
 def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> DerivedDocument:
     """Copy the spans of one document; what is injected is not trained."""
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
+    whole = 0  # the first so many tokens are those of the row
+    while whole < len(places) and places[whole][0] == whole:
+        whole += 1
     document = DerivedDocument(
         ids=[row.ids[place] for place, _ in places],
         kinds=[row.kinds[place] for place, _ in places],
@@ -265,6 +270,7 @@ def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> DerivedDocument:
         logprobs=[row.logprobs[place] for place, _ in places],
         weights=[0.0 if injected else row.weights[place] for place, injected in places],
         injected=[injected for _, injected in places],
+        later=[number >= whole for number in range(len(places))],
         turns=0,
     )
     turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on

@@ -13,7 +13,7 @@ from chatmill.prove.reference import DerivedDocument
 
 @dataclass(slots=True)
 class _Token:
-    """A token of a tree; `below` has those that follow it in some row, by id and kind."""
+    """A token of a tree; `below` has those that follow it in some row."""
 
     id: int = -1
     kind: int = 0
@@ -22,7 +22,17 @@ class _Token:
     weight: float = 0.0
     kept: bool = False
     """Whether some row has it for good, and not as a repetition."""
-    below: dict[tuple[int, int], _Token] = field(default_factory=dict)
+    later: bool = False
+    """Whether some row lacks something of its conversation before it."""
+    below: list[_Token] = field(default_factory=list)
+
+    def next(self, number: int, kind: int, weight: float, later: bool) -> _Token | None:
+        """Return the token below that a row shares; two answers that are only alike by chance are not shared."""
+        for token in self.below:
+            is_lost = (later or token.later) and weight > 0 and token.weight > 0
+            if token.id == number and (token.kind ^ kind) in (0, REPEATED) and not is_lost:
+                return token
+        return None
 
 
 class PlainTrees:
@@ -39,26 +49,28 @@ class PlainTrees:
         """Put the documents of a record, which has so many messages, into the tree."""
         for row in documents:
             at = self._top
-            columns = (row.ids, row.kinds, row.messages, row.logprobs, row.weights, row.injected)
-            for number, kind, message, logprob, weight, injected in zip(*columns, strict=True):
+            columns = (row.ids, row.kinds, row.messages, row.logprobs, row.weights, row.injected, row.later)
+            for number, kind, message, logprob, weight, injected, later in zip(*columns, strict=True):
                 self._changes[_fate(kind, weight, not injected)] += 1
-                key = (number, kind & ~REPEATED)
-                if key not in at.below:
+                token = at.next(number, kind, weight, later)
+                if token is None:
                     owner = message + self._messages if message >= 0 else -1
-                    at.below[key] = _Token(number, kind, owner, logprob)
-                at = at.below[key]
+                    token = _Token(number, kind, owner, logprob)
+                    at.below.append(token)
+                at = token
                 at.weight = max(at.weight, weight)
-                at.kind = at.kind if kind & REPEATED else key[1]
+                at.kind = at.kind if kind & REPEATED else kind
                 at.kept |= not injected
+                at.later |= later
         self._messages += messages
 
     def _leaves(self) -> Iterator[list[_Token]]:
         """Yield the longest rows, in the order in which the tree is walked."""
-        waiting = [[token] for token in reversed(self._top.below.values())]
+        waiting = [[token] for token in reversed(self._top.below)]
         while waiting:
             path = waiting.pop()
             if path[-1].below:
-                waiting += [[*path, token] for token in reversed(path[-1].below.values())]
+                waiting += [[*path, token] for token in reversed(path[-1].below)]
             else:
                 yield path
 
@@ -106,6 +118,7 @@ def _document(tree: list[tuple[_Token, str]], branches: list[tuple[int, int]]) -
         logprobs=[token.logprob for token in tokens],
         weights=[0.0 if state else token.weight for token, state in tree],
         injected=[bool(state) or not token.kept for token, state in tree],
+        later=[token.later for token in tokens],
         turns=len({token.message for token in tokens if role_of(token.kind) is RoleCode.ASSISTANT}),
         branches=branches,
     )

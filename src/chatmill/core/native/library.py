@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 24
+ABI_VERSION = 25
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")

@@ -15,16 +15,19 @@ typedef struct {
     const int32_t *ids;
     const int64_t *bases; /* where the tokens of each row would begin if it had all of them */
     const int64_t *parents, *begins, *ends; /* the row that each goes on from, and the depths of its own tokens */
-    uint8_t *kinds, *kept;
+    uint8_t *kinds, *kept, *later;
     float *weights;
     branch_node *nodes;
     int64_t *leaves; /* for each row a node that its path ends in, or that is below */
     int64_t count;
 } forest;
 
+/* Whether two rows share a token: not one that both train where before it, in one of them, something is left out of its
+ * conversation. That the rows are alike so far is then no more than chance, and one of two answers would be lost. */
 static inline int same_token(const forest *f, int64_t a, int64_t b)
 {
-    return f->ids[a] == f->ids[b] && ((f->kinds[a] ^ f->kinds[b]) | REPEATED_KIND) == REPEATED_KIND;
+    if (f->ids[a] != f->ids[b] || ((f->kinds[a] ^ f->kinds[b]) | REPEATED_KIND) != REPEATED_KIND) return 0;
+    return !((f->later[a] | f->later[b]) && f->weights[a] > 0 && f->weights[b] > 0);
 }
 
 /* A shared token has the highest weight of its rows, and is context only where it is so in all of them. */
@@ -32,6 +35,7 @@ static inline void merge_token(forest *f, int64_t into, int64_t from)
 {
     f->kinds[into] &= f->kinds[from] | (uint8_t)~REPEATED_KIND;
     f->kept[into] |= f->kept[from];
+    f->later[into] |= f->later[from];
     if (f->weights[from] > f->weights[into]) f->weights[into] = f->weights[from];
 }
 
@@ -165,16 +169,16 @@ static int write_trees(const forest *f, grown *out, int64_t group, int64_t capac
 }
 
 /* The rows of each group as trees of up to `capacity` tokens. There is room for as many trees and branches as there are
- * rows; `nodes` has room for two of each row of a group, and one, and `leaves` for one of each row. Kinds, weights and the
- * kept flags are changed where tokens are shared. Returns the trees, or -1 where a number lies outside its array or memory
+ * rows; `nodes` has room for two of each row of a group, and one, and `leaves` for one of each row. Kinds, weights and
+ * flags are changed where tokens are shared. Returns the trees, or -1 where a number lies outside its array or memory
  * is short; `slices` are to be freed. */
 EXPORT int64_t chatmill_trees(const int32_t *ids, const int64_t *bases, const int64_t *parents, const int64_t *begins,
-                              const int64_t *ends, uint8_t *kinds, float *weights, uint8_t *kept, int64_t rows,
-                              const int64_t *group_rows, int64_t groups, int64_t capacity, branch_node *nodes, int64_t most,
+                              const int64_t *ends, uint8_t *kinds, float *weights, uint8_t *kept, uint8_t *later,
+                              int64_t rows, const int64_t *group_rows, int64_t groups, int64_t capacity, branch_node *nodes, int64_t most,
                               int64_t *leaves, int64_t *starts, int64_t *depths, int64_t *lengths, int64_t *branches,
                               int64_t *tree_groups, list *slices)
 {
-    forest f = {ids, bases, parents, begins, ends, kinds, kept, weights, nodes, leaves, 0};
+    forest f = {ids, bases, parents, begins, ends, kinds, kept, later, weights, nodes, leaves, 0};
     grown out = {{0}, starts, depths, lengths, branches, tree_groups, 0, 0};
     int is_done = 1;
     for (int64_t g = 0; g < groups && is_done; g++) {

@@ -18,7 +18,7 @@ COPY, AGAIN = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowColumns:
-    """Rows one after another; kinds, weights and `kept` are changed where rows share tokens."""
+    """Rows one after another; kinds, weights and flags are changed where rows share tokens."""
 
     ids: NDArray[np.int32]
     offsets: Ints
@@ -26,6 +26,8 @@ class RowColumns:
     weights: NDArray[np.float32]
     kept: NDArray[np.uint8]
     """1 for tokens that no other row was given as a repetition."""
+    later: NDArray[np.uint8]
+    """1 for tokens before which something is left out of their conversation, as overflow does it."""
     parents: Ints
     """The earlier row of its group whose first tokens a row begins with, which it does not have itself; -1 for none."""
     begins: Ints
@@ -55,7 +57,8 @@ class GrownTrees(NamedTuple):
 def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     """Put the rows of each group, `groups[i]` up to `groups[i + 1]`, into trees of up to `capacity` tokens.
 
-    Rows share tokens from the beginning on while ids agree, and kinds but for the flag of repeated answers. Branches
+    Rows share tokens from the beginning on while ids agree, and kinds but for the flag of repeated answers, up to a
+    later token that both train: it is another answer in each, and each is to be trained. Branches
     are in the order of the rows that open them. Rows that share nothing are trees of their own, and so is what does not
     fit: the path that leads there is repeated. No row is longer than `capacity`.
     """
@@ -63,7 +66,7 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     if count and (groups[0] != 0 or groups[-1] != count or rows.offsets[-1] != tokens):
         raise IndexError(OUTSIDE)
     bases, ends = rows.offsets[:-1] - rows.begins, rows.begins + np.diff(rows.offsets)
-    columns = (rows.ids, bases, rows.parents, rows.begins, ends, rows.kinds, rows.weights, rows.kept)
+    columns = (rows.ids, bases, rows.parents, rows.begins, ends, rows.kinds, rows.weights, rows.kept, rows.later)
     assert all(column.flags.c_contiguous for column in columns)
     most = int(np.diff(groups).max(initial=0))
     nodes, leaves = np.empty((2 * most + 1, 6), dtype=np.int64), np.empty(count, dtype=np.int64)
