@@ -26,6 +26,7 @@ from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.control_names import ControlNames
 from chatmill.render.jinja.labels import TokenTexts
+from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
@@ -154,6 +155,8 @@ class ModelTemplate:
             self._new_renderer({}, None)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from None
+        except LimitError as error:
+            raise ConfigError(f"template {self.name!r} was stopped: {error.message}") from None
         except (RecursionError, SyntaxError, MemoryError):
             raise ConfigError(f"template {self.name!r} is nested too deeply to be compiled") from None
         for name, value in self.given.options.items():

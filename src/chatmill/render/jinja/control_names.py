@@ -46,7 +46,7 @@ class ControlNames:
     def _may_be_made_of(self, text: str) -> bool:
         if not text:
             return False
-        borders = range(1, len(text) + 1)
+        borders = range(1, min(len(text), self._longest) + 1)
         if any(text[-size:] in self._begins or text[:size] in self._ends for size in borders):
             return True
         return self.are_in(text) or any(text in name for name in self._names)

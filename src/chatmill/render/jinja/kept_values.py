@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from jinja2.runtime import Macro, Undefined
 
 from chatmill.render.jinja.expressions import Expression
+from chatmill.render.jinja.limits import measured
 from chatmill.render.jinja.positions import Form, Position, constant_form, value_of
 from chatmill.render.jinja.questions import HOLE, Unfollowed, holds_hole, shifted, shifted_address, shifted_path
 from chatmill.render.jinja.traced import Traced, plain_text
@@ -35,6 +36,8 @@ from chatmill.render.jinja.turn import Turn
 from chatmill.render.jinja.views import MessagesView, MessageView, PositionRange, Space
 
 Recipe = tuple[Any, ...]
+MOST_KEPT = 100_000
+"""Values inside of one that a turn can make again; a list that holds a list twice has them twice."""
 _PLAIN = (str, bool, int, type(None))
 _RECORD_VALUES = (TracedDict, TracedList, TracedInt, TracedFloat)
 
@@ -78,6 +81,8 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
         return ("space", value._number)
     if kind in _RECORD_VALUES:
         return ("value", kind.__name__, shifted_path(value._path, -turn.own))
+    if kind in (list, tuple, dict) and measured((value,)).items > MOST_KEPT:
+        raise Unfollowed("a value with that many values in it outlives a turn")
     if kind in (list, tuple):
         return ("list", kind is tuple, tuple(recipe_of(item, turn) for item in value))
     if kind is dict:

@@ -116,13 +116,23 @@ class Renderer:
                     continue
                 write = self._run if ended == Ended.UNKNOWN else self._refusal_or_whole
                 outputs.append(self._probed(write, view, request))
+                if _is_stopped(outputs[-1]):  # it would be stopped again, and take as long
+                    return [*outputs, *[outputs[-1]] * (len(requests) - len(outputs))]
                 if ended == Ended.UNKNOWN:  # what the template did is known for those that are left
                     break
         if not self.is_followed:
-            return [self._probed(self._as_a_whole, view, request) for request in requests]
+            return self._all_as_a_whole(view, requests)
         count, prompt, probe = requests[-1]
         if self.runs == runs and probe < 0:
             self._spot_check(view, count, prompt, outputs[-1])
+        return outputs
+
+    def _all_as_a_whole(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
+        """Return what the template writes, each time for the conversation as a whole."""
+        outputs: list[list[Output] | Refusal] = []
+        for request in requests:
+            is_over = bool(outputs) and _is_stopped(outputs[-1])
+            outputs.append(outputs[-1] if is_over else self._probed(self._as_a_whole, view, request))
         return outputs
 
     @staticmethod
@@ -166,6 +176,8 @@ class Renderer:
         if not isinstance(outputs, Refusal) and self.is_compared(view):
             try:
                 self._compare(view, count, prompt, outputs)
+            except LimitError:  # plain Jinja is stopped: there is nothing to compare with
+                return
             except NotFollowedError:  # records before it may have been written from the same turns: this one says so
                 self._give_up()
                 raise
@@ -241,7 +253,11 @@ class Renderer:
             self._compare(view, count, prompt, outputs)
         except jinja2.TemplateError as error:
             refusal = self._refusal(view, count, prompt)
-            return _lost(error) if refusal.message == FAILS_TRACED and isinstance(error, OriginLost) else refusal
+            if refusal.message != FAILS_TRACED:
+                return refusal
+            if isinstance(error, LimitError):  # origins take memory and time too
+                return _stopped(error)
+            return _lost(error) if isinstance(error, OriginLost) else refusal
         return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
@@ -264,10 +280,9 @@ class Renderer:
         try:
             self.plain(view, count, prompt)
         except jinja2.TemplateError as error:
-            said = plain_text(str(error.message or error))
             if isinstance(error, LimitError):
-                said = f"the template was stopped: {said}"
-            return Refusal(said, getattr(error, "lineno", None))
+                return _stopped(error)
+            return Refusal(plain_text(str(error.message or error)), getattr(error, "lineno", None))
         return Refusal(FAILS_TRACED, None)
 
     def plain(self, view: RecordView, count: int, prompt: bool) -> str:
@@ -276,9 +291,11 @@ class Renderer:
         return self._sandboxes.plain.render(self._plain_template, self._values(messages, tools, prompt))
 
     def plain_if_any(self, view: RecordView, count: int, prompt: bool) -> str | None:
-        """Return the same; None where the template refuses the messages."""
+        """Return the same; None where the template refuses the messages, but not where it is stopped."""
         try:
             return self.plain(view, count, prompt)
+        except LimitError:
+            raise
         except jinja2.TemplateError:
             return None
 
@@ -307,6 +324,17 @@ FAILS_TRACED = (
     "origin_lost messages: changes a text of the record by a filter, a method or a format that cannot be followed. "
     "Another template may prove it"
 )
+
+STOPPED = "the template was stopped: "
+
+
+def _stopped(error: LimitError) -> Refusal:
+    """Return the refusal of a record on which the template takes too much."""
+    return Refusal(f"{STOPPED}{error.message}", getattr(error, "lineno", None))
+
+
+def _is_stopped(outputs: list[Output] | Refusal) -> bool:
+    return isinstance(outputs, Refusal) and outputs.message.startswith(STOPPED)
 
 
 def _lost(error: OriginLost) -> Refusal:

@@ -7,32 +7,52 @@ that no honest template reaches. The limits count steps, not seconds, so that a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from datetime import date
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, GeneratorType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.render.jinja.limits import MAX_CHARACTERS, LimitError, refuse_excess
+from chatmill.render.jinja.counting import CALL_STEPS, CountingSandbox
+from chatmill.render.jinja.limits import (
+    MADE_ITEM_BYTES,
+    MAX_MADE,
+    MESSAGE_BYTES,
+    MESSAGE_STEPS,
+    SCALARS,
+    Budget,
+    LimitError,
+    length_of,
+)
+from chatmill.render.jinja.operations import FILTERS, OF_OTHERS, OF_TEXTS, charge
+from chatmill.render.jinja.template_code import refuse_long_source
 from chatmill.render.official_harmony import tools_text
 
-MAX_STEPS = 2_000_000
-"""Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
-CALL_STEPS = 10
-"""Steps that a call counts for; it takes about as long as that many turns of a loop."""
+MAX_STEPS = 1_000_000
+"""Steps of one rendering, without those that each message adds. Real templates take about a hundred for a message."""
+OF_CONSTANTS = (100_000, 1 << 20)
+"""Steps and bytes for constants when a template is compiled; what takes more is computed when it runs."""
+OF_PYTHON = (bytes, int, float, list, tuple, dict, range, set, frozenset, type, GeneratorType)
+"""Whose methods have to be in the table of operations."""
+WEIGHING_TESTS = frozenset(
+    {"eq", "==", "equalto", "ne", "!=", "gt", ">", "greaterthan", "ge", ">=", "lt", "<", "lessthan", "le", "<="}
+    | {"upper", "lower", "sameas", "filter", "test"}
+)
+"""Tests that look into what they are given."""
+MAX_DATE_FORM = 1_000
+"""Characters of what says how a date is written."""
+MAX_SAID = 10_000
+"""Characters of what a template says when it refuses a conversation."""
 FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """How a template fails on a conversation."""
-PASSED = (jinja2.Environment, Context, nodes.EvalContext)
-"""What a filter is given besides the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
@@ -56,52 +76,6 @@ class _Generation(jinja2.ext.Extension):
         return nodes.Scope([first, *body, last], lineno=line)
 
 
-class _CountingGenerator(CodeGenerator):
-    """Writes loops that count their turns, and operators that keep origins."""
-
-    written = "str"
-    """What makes a text of any value."""
-
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 (names of the base class)
-        counted = nodes.Call(nodes.EnvironmentAttribute("counted"), [node.iter], [], None, None)
-        node.iter = counted.set_lineno(node.lineno).set_environment(self.environment)
-        super().visit_For(node, frame)
-
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
-        if isinstance(node.node, nodes.EnvironmentAttribute):  # our own: no call of the template
-            self.write(f"environment.{node.node.name}(")
-            for argument in node.args:
-                self.visit(argument, frame)
-                self.write(", ")
-            self.write(")")
-            return
-        super().visit_Call(node, frame, forward_caller=forward_caller)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.concat((")
-        for part in node.nodes:
-            self.write(f"{self.written}(")
-            self.visit(part, frame)
-            self.write("), ")
-        self.write("))")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        if not any(step.op in ("in", "notin") for step in node.ops):
-            super().visit_Compare(node, frame)
-            return
-        if len(node.ops) > 1:
-            self.fail("a chain of comparisons with 'in' is not supported: join them with 'and'", node.lineno)
-        self.write("(not " if node.ops[0].op == "notin" else "(")
-        self.write("environment.is_in(")
-        self.visit(node.expr, frame)
-        self.write(", ")
-        self.visit(node.ops[0].expr, frame)
-        self.write("))")
-
-    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:  # noqa: N802
-        self.fail("{% autoescape %} is not supported: a chat template writes text, not HTML", node.lineno)
-
-
 def _dict(*arguments: Any, **named: Any) -> dict[Any, Any]:
     """`dict(...)` without the attributes of the type."""
     return dict(*arguments, **named)
@@ -123,6 +97,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 MISSING = object()
+OF_JINJA = frozenset({"_block_vars", "_loop_vars"})
 
 
 def is_holder(callable_: object) -> bool:
@@ -132,7 +107,9 @@ def is_holder(callable_: object) -> bool:
 
 def own_of(named: dict[str, Any]) -> dict[str, Any]:
     """Return what a template itself gives a call by name; Jinja adds the variables around it."""
-    return {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
+    if named.keys() <= OF_JINJA:
+        return {}
+    return {name: value for name, value in named.items() if name not in OF_JINJA}
 
 
 def _refuse_underscore(name: object) -> None:
@@ -140,68 +117,71 @@ def _refuse_underscore(name: object) -> None:
         raise SecurityError(f"a namespace has no names with an underscore in front: {name!r}")
 
 
-def _raise_exception(message: object = "") -> str:
-    raise jinja2.TemplateError(str(message))
-
-
-class PlainSandbox(ImmutableSandboxedEnvironment):
+class PlainSandbox(CountingSandbox):
     """Renders templates on plain values, as transformers does, within limits: the reference of all proofs."""
 
-    code_generator_class = _CountingGenerator
     generation_marks = ("", "")
     """What is written before and after the text of a `{% generation %}` block."""
     mappings: tuple[Any, ...] = (dict,)
     objects: tuple[Any, ...] = (LoopContext, _Namespace)
     """What a template may read every attribute of that does not begin with an underscore."""
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, today: date | None = None) -> None:
         """`today` is the date a template gets; asking without one is an error."""
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], cache_size=0
         )
-        self._today, self.steps = today, 0
+        self.budget = Budget(*OF_CONSTANTS)
+        self._today = today
         self.asked_for_date = False
         self.globals.pop("lipsum")
         self.globals |= {
-            "raise_exception": _raise_exception,
+            "raise_exception": self._raise_exception,
             "strftime_now": self._strftime_now,
             "dict": _dict,
             "namespace": _Namespace,
         }
-        self.filters |= {"tojson": self._tojson, "harmony_tools": tools_text}
-        self.filters = {name: self._limited(filter_, name) for name, filter_ in self.filters.items()}
+        filters = self._all_filters()
+        self.filters = {
+            name: self.limited(filters[name], operation) for name, operation in FILTERS.items() if name in filters
+        }
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests |= {name: self._weighing(tests[name]) for name in WEIGHING_TESTS & tests.keys()}
         self.tests["in"] = self.is_in
+
+    def _all_filters(self) -> dict[str, Callable[..., Any]]:
+        """Return all filters, without limits."""
+        return {**self.filters, "tojson": self._tojson, "harmony_tools": tools_text, "join": self._join}
 
     def template(self, source: str) -> jinja2.Template:
         """Return a template that runs here."""
         code = _code_of(type(self), source)  # type: ignore[arg-type]  # mypy takes no class for hashable
         return self.template_class.from_code(self, code, self.make_globals(None), None)
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Do as Jinja does, with a text that is not too long."""
+        refuse_long_source(source, self.lexer.tokeniter(source, name))
+        return super()._parse(source, name, filename)
+
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """Return the text of a template; every failure of it is a `jinja2.TemplateError`."""
-        self.steps = 0
+        count = _count_of(values.get("messages"))
+        self.budget = Budget(MAX_STEPS + MESSAGE_STEPS * count, MAX_MADE + MESSAGE_BYTES * count)
+        failure: jinja2.TemplateError
         try:
             return self.concat(template.root_render_func(template.new_context(values)))
         except RecursionError:
-            raise LimitError("its macros call each other without end") from None
+            failure = LimitError("it calls itself, or puts lists into lists, without end")
+        except MemoryError:
+            failure = LimitError("it takes more memory than there is")
         except ChatmillError:  # the recipe lacks a date: no fault of this conversation
             raise
         except (*FAILURES, RuntimeError, AssertionError) as error:
-            raise _failure(template, error) from None
+            failure = _failure(template, error)
+            failure.__context__ = None
+        raise failure.with_traceback(None)  # without the frames, which hold all that was made
 
-    def concat(self, texts: Iterable[str]) -> str:
-        """Texts one after another."""
-        return self.checked("".join(texts))
-
-    def is_in(self, value: Any, container: Any) -> bool:
-        """Return the operator `in`."""
-        return value in container
-
-    def counted(self, values: Iterable[Any]) -> Any:
-        """Return what a loop goes over; its turns are counted."""
-        self._step(1 + (len(values) if isinstance(values, Sized) else 0))
-        return values
+    # ---- the template's language
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
         if type(obj) in self.mappings and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
@@ -214,43 +194,57 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        self._step(CALL_STEPS)
+        budget = self.budget
+        budget.steps_left -= CALL_STEPS + len(arguments)
+        if budget.steps_left < 0:
+            budget.refuse()
         owner = getattr(callable_, "__self__", None)
         if isinstance(owner, str):
-            refuse_excess(callable_.__name__, [owner, *arguments, *own_of(named).values()])
-            if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
-                made = callable_(*arguments, **own_of(named))
-                return self.checked(made) if isinstance(made, str) else made
-        result = super().call(context, callable_, *arguments, **named)
-        return self.checked(result) if isinstance(result, str) else result
+            operation = OF_TEXTS.get(callable_.__name__)
+        elif isinstance(owner, OF_PYTHON):
+            operation = OF_OTHERS.get(callable_.__name__)
+        else:
+            self._weigh_call(callable_, arguments, named)
+            return self.called(context, callable_, owner, arguments, named)
+        if operation is None:
+            raise SecurityError(f"the method {callable_.__name__!r} is not supported: no chat template needs it")
+        if operation.gathers and arguments and hasattr(type(arguments[0]), "__next__"):
+            arguments = (list(arguments[0]), *arguments[1:])
+        growth = charge(operation, owner, (*arguments, *own_of(named).values()) if named else arguments, budget)
+        return self.finished(self.called(context, callable_, owner, arguments, named), owner, growth)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
-        if operator == "+" and type(left) is str and type(right) is str:
-            return self.checked(left + right)
-        refuse_excess(operator, [left, right])
-        result = super().call_binop(context, operator, left, right)
-        return self.checked(result) if isinstance(result, str) else result
+    def called(
+        self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Return what a callable gives, after it was counted."""
+        if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
+            return callable_(*arguments, **own_of(named)) if named else callable_(*arguments)
+        return super().call(context, callable_, *arguments, **named)
 
-    def wrap_str_format(self, value: Any) -> Any:
-        """Return the method `format` of a text, within limits; Jinja hands out its own function for it."""
-        wrapped: Any = super().wrap_str_format(value)
+    def _weigh_call(self, callable_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Count what a function of ours, or of Jinja, is given and looks into; macros only hand it on."""
+        if isinstance(callable_, Macro):
+            return
+        is_keeping = callable_ is _dict or callable_ == self.globals["namespace"]
+        for argument in arguments if is_keeping else (*arguments, *own_of(named).values()):
+            if is_keeping and isinstance(argument, dict):
+                self.budget.step(length_of(argument) // 10)
+                self.budget.make(2 * MADE_ITEM_BYTES * length_of(argument))
+            elif type(argument) not in SCALARS:
+                self.weighed(argument)
 
-        def limited(*arguments: Any, **named: Any) -> str:
-            refuse_excess("format", [value.__self__, *arguments, *named.values()])
-            return self.checked(wrapped(*arguments, **named))
+    def _weighing(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a test that looks into what it is given, and counts it."""
 
-        return None if wrapped is None else limited
+        def weighing(*values: Any) -> Any:
+            self.budget.step(sum(str.__len__(value) for value in values if isinstance(value, str)) // 100)
+            return test(*map(self.weighed, values))
 
-    def _step(self, count: int) -> None:
-        self.steps += count
-        if self.steps > MAX_STEPS:
-            raise LimitError(f"it takes more than {MAX_STEPS:,} steps for one conversation")
+        return weighing
 
-    def checked(self, text: str) -> str:
-        """Return the text itself, if it is not too long."""
-        if str.__len__(text) > MAX_CHARACTERS:
-            raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
-        return text
+    def _raise_exception(self, message: object = "") -> str:
+        said = self.text_of(message)
+        raise jinja2.TemplateError(said if len(said) <= MAX_SAID else said[:MAX_SAID] + "…")
 
     def _strftime_now(self, form: str) -> str:
         self.asked_for_date = True
@@ -259,28 +253,28 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
                 "the template asks for today's date; set `date` in the recipe (--set date=YYYY-MM-DD), so that the "
                 "build gives the same bytes on any day"
             )
-        return self._today.strftime(form)
+        if isinstance(form, str) and str.__len__(form) > MAX_DATE_FORM:
+            raise LimitError(f"a form of a date with more than {MAX_DATE_FORM:,} characters")
+        self.budget.step(2 * len(form))
+        return self.counted_text(self._today.strftime(form))
 
     @staticmethod
     def _tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
-        refuse_excess("indent", [None, indent])
         options = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    @staticmethod
-    def _limited(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a filter that refuses what would make too much."""
+    def _join(self, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
+        if attribute is not None:
+            value = map(make_attrgetter(self, attribute), value)
+        separator = self.text_of(d)
+        return separator.join(self.counted_texts(map(self.text_of, value), separator))
 
-        def limited(*arguments: Any, **named: Any) -> Any:
-            values = [value for value in arguments if not isinstance(value, PASSED)]
-            refuse_excess("%" if name == "format" else name, [*values, *named.values()])
-            return filter_(*arguments, **named)
 
-        if hasattr(filter_, "jinja_pass_arg"):
-            limited.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
-        return limited
+def _count_of(messages: Any) -> int:
+    """Return the number of messages, of which nothing is asked."""
+    return messages.size() if hasattr(messages, "size") else length_of(messages)
 
 
 @lru_cache(maxsize=128)

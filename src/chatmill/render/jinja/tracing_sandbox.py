@@ -13,29 +13,28 @@ from types import BuiltinFunctionType, CodeType
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.compiler import Frame
 from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import safe_range
 from markupsafe import Markup
 
 from chatmill.render.jinja.control_names import NO_CONTROLS, ControlNames
+from chatmill.render.jinja.counting import CALL_STEPS, PASSED
 from chatmill.render.jinja.empty_texts import without_empty
-from chatmill.render.jinja.limits import refuse_excess
+from chatmill.render.jinja.limits import MAX_DEPTH, LimitError
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.message_fields import MessageFields
 from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.sandbox import (
-    PASSED,
     PlainSandbox,
     _Namespace,
     _refuse_underscore,
     is_holder,
     own_of,
 )
+from chatmill.render.jinja.template_code import CountingGenerator
 from chatmill.render.jinja.traced import (
     SCALARS,
     Measure,
@@ -67,35 +66,18 @@ TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
 """Filters that call the method of a text of the record."""
 PASSING_FILTERS = frozenset(
     {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
-    | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
+    | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "sum", "join"}
 )
 """Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
 TEXTUAL = (Traced, RecordValue)
 """Types that are written as a text of the record."""
 TEXTS = frozenset({str, Traced})
+TRACED_STEPS = 6
+"""Steps of what is asked or made of a text of the record, beside those of a plain one."""
 
 
-class _TracingGenerator(OutsideReads, PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
-    """Writes templates that make texts of values with their origins, and slices whose borders may be positions."""
-
-    written = "environment.text_of"
-
-    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
-        self.write(f"{self.written}(")
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
-        if not isinstance(node.arg, nodes.Slice):
-            super().visit_Getitem(node, frame)
-            return
-        self.write("environment.sliced(")
-        self.visit(node.node, frame)
-        for border in (node.arg.start, node.arg.stop, node.arg.step):
-            self.write(", ")
-            if border is None:
-                self.write("None")
-            else:
-                self.visit(border, frame)
-        self.write(")")
+class _TracingGenerator(OutsideReads, CountingGenerator):
+    """Writes templates that are counted, and say what macros read from around them."""
 
 
 class TracingSandbox(PlainSandbox):
@@ -104,7 +86,7 @@ class TracingSandbox(PlainSandbox):
     code_generator_class = _TracingGenerator
     mappings = (*PlainSandbox.mappings, MessageView, MessageFields)
     objects = (*PlainSandbox.objects, LoopView, Space)
-    text_of = staticmethod(text_of)
+    texts = TEXTS
     run: TurnRun | None = None
     """Where loops over messages run; None where messages are lists."""
     breaks = False
@@ -113,21 +95,24 @@ class TracingSandbox(PlainSandbox):
         """`today` as for `PlainSandbox`; `controls` are the tokens that templates may write."""
         super().__init__(today)
         self.controls = controls
-        self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
-        self.filters |= {
+        self.tests |= {"sameas": self._weighing(_is_same), "sequence": _is_sequence}
+        self.tests |= {
+            name: _unless_safe(dict[str, Any](self.tests)[name]) for name in ("string", "escaped", "iterable")
+        }
+        self.globals |= {"namespace": self._space, "range": _range}
+
+    def _all_filters(self) -> dict[str, Callable[..., Any]]:
+        filters = super()._all_filters()
+        own: dict[str, Callable[..., Any]] = {
             "tojson": self._tojson,
-            "join": _join_filter,
+            "join": self._join,
             "harmony_tools": _harmony_tools,
             "length": _length,
             "count": _length,
             "string": _string,
             "safe": _safe,
         }
-        self.tests |= {"sameas": _is_same, "sequence": _is_sequence}
-        self.tests |= {
-            name: _unless_safe(dict[str, Any](self.tests)[name]) for name in ("string", "escaped", "iterable")
-        }
-        self.globals |= {"namespace": self._space, "range": _range}
+        return {name: own.get(name) or _tracing(filter_, name) for name, filter_ in filters.items()}
 
     def template(self, source: str) -> jinja2.Template:
         """Return a template that runs here."""
@@ -141,7 +126,7 @@ class TracingSandbox(PlainSandbox):
             return self.run.run_loop(site, names, iterable, values, body)
         written = []
         turn = self._turn()
-        for item, loop in LoopContext(self.counted(iterable), self.undefined):
+        for item, loop in LoopContext(self.counted(iterable, 0), self.undefined):
             written.append(body(item, loop, *values))
             if turn.breaks:
                 turn.breaks = False
@@ -170,22 +155,43 @@ class TracingSandbox(PlainSandbox):
 
     # ---- operators
 
+    def counted_text(self, text: str, more: int = 0) -> str:
+        """Return a text, after counting it with its origins."""
+        if type(text) is Traced:
+            self.budget.step(TRACED_STEPS)
+            _refuse_deep(text)
+        return super().counted_text(text, more)
+
+    def weighed(self, value: Any) -> Any:
+        """Return a value that is compared or hashed, after counting all that is in it."""
+        if type(value) is Traced:
+            self.budget.step(TRACED_STEPS)
+        return super().weighed(value)
+
+    def text_of(self, value: Any) -> str:
+        """Return a value as it is written, with its origin."""
+        if type(value) not in TEXTS:
+            self.write_value(value)
+        return text_of(value)
+
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one after another, with their origins."""
-        return self.checked(without_empty(joined(texts)))
+        return without_empty(joined(self.counted_texts(texts)))
 
     def is_in(self, value: Any, container: Any) -> bool:
         """Return the operator `in`, also for a traced text in a plain one."""
         if isinstance(value, str) and isinstance(container, str | dict):
             note_exact(value)
-        return value in container
+        if type(container) is Traced:
+            self.budget.step(TRACED_STEPS)
+        return super().is_in(value, container)
 
     def sliced(self, obj: Any, start: Any, stop: Any, step: Any) -> Any:
         """Return the operator `[start:stop:step]`."""
         borders = (start, stop, step)
         if type(obj) is MessagesView:
             return obj[slice(*(border if type(border) is Position else settled(border) for border in borders))]
-        return obj[slice(*map(settled, borders))]
+        return super().sliced(obj, *map(settled, borders))
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
         if isinstance(obj, Traced) and not hasattr(str, attribute):
@@ -205,31 +211,34 @@ class TracingSandbox(PlainSandbox):
             return super().getitem(obj, settled(argument))
         return obj[argument] if argument in obj else self.undefined(name=argument)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
-        if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
-            return self.checked(left + right)
+    def operated(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if (isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
             raise OriginLost(f"the operator {operator} with texts of the record and a safe text")
         if operator == "%" and isinstance(left, str) and may_hold([left, right]):
-            return self.checked(_formatted(left, right if isinstance(right, tuple) else (right,)))
-        return super().call_binop(context, operator, left, right)
+            return _formatted(left, right if isinstance(right, tuple) else (right,))
+        return super().operated(context, operator, left, right)
 
     # ---- calls
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        owner = getattr(callable_, "__self__", None)
         is_range = callable_ is _range and any(type(argument) is Position for argument in arguments)
-        if type(owner) is MessageView or callable_ == self._space or is_range:
-            self._step(10)
+        if is_range or type(getattr(callable_, "__self__", None)) is MessageView or callable_ == self._space:
+            self.budget.step(CALL_STEPS)
+            self._weigh_call(callable_, arguments, named)
             return callable_(*arguments, **own_of(named))
+        return super().call(context, callable_, *arguments, **named)
+
+    def called(  # noqa: D102
+        self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         try:
-            return self._called(context, callable_, owner, arguments, named)
+            return self._traced(context, callable_, owner, arguments, named)
         except Exception:
             if isinstance(owner, str):  # it depends on the text that there is an error
                 note_exact([owner, arguments, own_of(named)])
             raise
 
-    def _called(
+    def _traced(
         self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         if not is_holder(callable_):
@@ -237,39 +246,27 @@ class TracingSandbox(PlainSandbox):
             arguments, named = tuple(map(plain, arguments)), {name: plain(value) for name, value in named.items()}
         keywords = own_of(named)
         if isinstance(owner, str) and not isinstance(owner, Traced) and may_hold([arguments, keywords]):
-            return self._of_plain_text(callable_, arguments, keywords)
+            return _of_plain_text(callable_, arguments, keywords)
         if isinstance(callable_, BuiltinFunctionType) and not isinstance(owner, str | dict | list | tuple):
-            self._step(10)
             return by_value(callable_, arguments, keywords)
-        return super().call(context, callable_, *arguments, **named)
+        return super().called(context, callable_, owner, arguments, named)
 
-    def _of_plain_text(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return a method of a text of the template, given texts of the record."""
-        name, text = method.__name__, method.__self__
-        self._step(10)
-        refuse_excess(name, [text, *arguments])
-        if type(text) is str and name == "join" and not named:
-            texts: list[Any] = list(*arguments)
-            if all(isinstance(one, str) for one in texts):
-                return self.checked(joined(texts, text))
-        if type(text) is str and name == "replace" and not named:
-            return self.checked(_replaced(text, *arguments))
-        return by_value(method, arguments, named)
-
-    def wrap_str_format(self, value: Any) -> Any:
-        """The methods `format` and `format_map` of a text: what they make of texts of the record is not followed."""
-        limited = super().wrap_str_format(value)
-
-        def followed(*arguments: Any, **named: Any) -> Any:
-            if may_hold([value.__self__, arguments, named]):
-                raise OriginLost("texts of the record in a format")
-            return limited(*arguments, **named)
-
-        return None if limited is None else followed
+    def formatted(  # noqa: D102
+        self, formatter: Any, form: str, arguments: tuple[Any, ...], named: dict[str, Any], is_map: bool
+    ) -> str:
+        if may_hold([form, arguments, named]):
+            raise OriginLost("texts of the record in a format")
+        return super().formatted(formatter, form, arguments, named, is_map)
 
     def _strftime_now(self, form: str) -> str:
         text: str = by_value(super()._strftime_now, (form,), {})
         return text
+
+    def _join(self, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
+        if attribute is not None:
+            value = map(make_attrgetter(self, attribute), value)
+        separator = self.text_of(d)
+        return joined(self.counted_texts(map(self.text_of, value), separator), separator)
 
     @staticmethod
     def _tojson(
@@ -278,7 +275,6 @@ class TracingSandbox(PlainSandbox):
         if type(value) in (MessagesView, MessageView):
             raise Unfollowed("messages are written as JSON")
         indent = settled(indent)
-        refuse_excess("indent", [None, indent])
         options: dict[str, Any] = {"ensure_ascii": bool(ensure_ascii)}
         if indent is not None:
             options["indent"] = indent
@@ -341,9 +337,29 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     return traced
 
 
+def _refuse_deep(text: Traced) -> None:
+    """Refuse a text that is made of one that is made of one, and so on: what it is made of is compared as a whole."""
+    expression, depth = text._single(), 0
+    while expression is not None and expression[0] == "apply":
+        expression, depth = expression[3], depth + 1
+    if depth > MAX_DEPTH:
+        raise LimitError(f"it changes a text of the record more than {MAX_DEPTH} times")
+
+
+def _of_plain_text(method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return a method of a text of the template, given texts of the record."""
+    name, text = method.__name__, method.__self__
+    if type(text) is str and name == "join" and not named:
+        texts: list[Any] = list(*arguments)
+        if all(isinstance(one, str) for one in texts):
+            return joined(texts, text)
+    if type(text) is str and name == "replace" and not named:
+        return _replaced(text, *arguments)
+    return by_value(method, arguments, named)
+
+
 def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     """Do as `str.replace` does, with any texts."""
-    refuse_excess("replace", [text, old, new])
     if type(text) is Traced:
         replaced: str = text.replace(old, new, count)
         return replaced
@@ -357,7 +373,6 @@ def _formatted(form: Any, values: Sequence[Any]) -> str:
     literals = form.split("%s") if type(form) is str else []
     if len(literals) != len(values) + 1 or "%" in "".join(literals):
         raise OriginLost("texts of the record in a format with more than %s")
-    refuse_excess("%", [form, *values])
     written = [joined([text_of(value), literal]) for value, literal in zip(values, literals[1:], strict=True)]
     return joined([literals[0], *written])
 
@@ -379,15 +394,6 @@ def _harmony_tools(tools: Any) -> str:
     note_exact(tools)  # what the official renderer makes of them cannot be followed
     text = tools_text(tools._raw)
     return made_of(text, ("const", text, tools._path), tools._notes)
-
-
-@jinja2.pass_environment
-def _join_filter(
-    environment: jinja2.Environment, values: Iterable[Any], d: Any = "", attribute: str | int | None = None
-) -> str:
-    if attribute is not None:
-        values = map(make_attrgetter(environment, attribute), values)
-    return joined(map(text_of, values), text_of(d))
 
 
 def _length(value: Any) -> int:
