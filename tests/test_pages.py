@@ -55,7 +55,7 @@ BUILT: dict[str, Any] = {"given": {"chats.jsonl": CHATS}, "after": "recipes/inde
 PAGES = {
     "tutorial.md": Page(11, 20),
     "architecture.md": Page(6, 7),
-    "masks.md": Page(11, 17, given=EXAMPLES),
+    "masks.md": Page(12, 20, given=EXAMPLES),
     "api.md": Page(65),
     "faq.md": Page(16, 0, ANSWERS, **BUILT),
     "recipes/hf-trainer.md": Page(3, 0, ("\nloss ", "'position_ids', 'use_cache']\n"), **BUILT),

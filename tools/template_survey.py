@@ -65,6 +65,7 @@ POLICY = find_policy("assistant")
 DOCUMENTED = frozenset(
     {"template_refused", "no_prompt", "prompt_not_in_history", "no_stop", "not_shown", "origin_lost"}
     | {"content_after_result", "arguments_not_an_object", "goes_on_after_stop", "reasoning_not_closed"}
+    | {"no_reasoning", "ambiguous_thinking"}
 )
 """Reasons for which a record may be refused."""
 NOT_WRITTEN = frozenset({"template_refused", "not_shown", "arguments_not_an_object"})

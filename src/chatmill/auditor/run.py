@@ -57,6 +57,9 @@ def audit(
     template: str | os.PathLike[str] | None = None,
     template_options: Mapping[str, Any] | None = None,
     date: str | None = None,
+    answers: str | None = None,
+    no_reasoning: str | None = None,
+    thinking_close: str | None = None,
     split: str | None = None,
     mask: str | None = None,
     shifted: bool = False,
@@ -69,12 +72,14 @@ def audit(
     `model` is the folder of the model, or its loaded transformers tokenizer or processor, or itself; by default the
     `processing_class` of the Trainer. `batches`: how many to read of a loader or Trainer; by default all. With
     `source`, a file of conversations or the conversations themselves, every record is compiled and compared token by
-    token.
+    token; `answers`, `no_reasoning` and `thinking_close` are those of a recipe.
     """
     model = _files_of(getattr(dataset, "processing_class", None) if model is None else model)
     named = model if isinstance(model, str | os.PathLike) else getattr(_tokenizer_of(model), "name_or_path", None)
     folder = None if named is None else model_folder(named)
-    options = given_options(template_options, date)
+    options = given_options(
+        template_options, date, answers=answers, no_reasoning=no_reasoning, thinking_close=thinking_close
+    )
     if folder is not None:
         patterns = [os.fspath(source)] if isinstance(source, str | os.PathLike) else []
         options = replace(options, pictures=Pictures.of(folder, picture_folder(None, patterns)))

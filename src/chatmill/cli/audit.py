@@ -48,14 +48,14 @@ def command(
 
     if out is not None:
         check_place(out)
-    chosen, date = options.template_settings(settings)
+    chosen, keys = options.template_settings(settings)
     report = audit(
         tokenized,
         model,
         source=source,
         template=template,
         template_options=chosen,
-        date=date,
+        **keys,
         split=split,
         mask=mask,
         shifted=shifted,

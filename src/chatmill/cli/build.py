@@ -112,6 +112,8 @@ def command(
             on_start=lambda: _show_start(recipe_of(recipe), keys, inputs, on_progress, as_json=as_json),
         )
     show_result(result, as_json=as_json, reuse=reuse)
+    if not as_json:
+        _show_sampled(result, recipe)
 
 
 @contextmanager
@@ -205,6 +207,20 @@ def _show_start(
             console.print(sentence, style="yellow")
     for line in trial_lines(recipe):
         console.print(line, style="yellow")
+
+
+def _show_sampled(result: BuildResult, recipe: dict[str, Any] | str) -> None:
+    """Show an answer that is trained as a model writes it, if there is one."""
+    from chatmill.compiler.recipe import recipe_of
+    from chatmill.compiler.trial import sampled_example
+    from chatmill.core.ledger import AS_SAMPLED, Ledger
+    from chatmill.look.safe_text import visible
+
+    ledger = result.manifest.get("ledger")
+    if ledger is None or not Ledger.from_json(ledger).total_notes(AS_SAMPLED):
+        return
+    if example := sampled_example(recipe_of(recipe)):
+        plain_console().print(f"Answers as a model writes them, for example {visible(example)}", soft_wrap=True)
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

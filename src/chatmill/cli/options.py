@@ -60,7 +60,10 @@ TEMPLATE: Any = option(
 )
 SET: Any = option("--set", "KEY=VALUE", "Any other key of the recipe, such as pack.length=4096 or preferences=chosen.")
 TEMPLATE_SET: Any = option(
-    "--set", "KEY=VALUE", "date=YYYY-MM-DD, or an option of the template: template_options.enable_thinking=false."
+    "--set",
+    "KEY=VALUE",
+    "date=YYYY-MM-DD, answers=, no_reasoning= and thinking_close= as in a recipe, or an option of the template: "
+    "template_options.enable_thinking=false.",
 )
 EXPAND: Any = option(
     "--expand",
@@ -130,16 +133,17 @@ def report_not_read(patterns: list[str]) -> None:
         typer.secho(visible(sentence), fg="yellow", err=True)
 
 
-def template_settings(pairs: list[str] | None) -> tuple[dict[str, Any], str | None]:
-    """Parse a --set that takes options of the template and the date, and no other keys."""
+def template_settings(pairs: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parse a --set that takes options of the template, and the few keys of a recipe that are about templates."""
     from chatmill.errors import UnknownNameError
 
+    keys = ("date", "answers", "no_reasoning", "thinking_close")
     parsed = settings(pairs)
-    date = parsed.pop("date", None)
+    rest = {key: str(parsed.pop(key)) for key in keys if key in parsed}
     for key in parsed:
         if not key.startswith("template_options."):
-            raise UnknownNameError("key", key, ["date", "template_options.NAME"])
-    return {key.partition(".")[2]: value for key, value in parsed.items()}, date
+            raise UnknownNameError("key", key, [*keys, "template_options.NAME"])
+    return {key.partition(".")[2]: value for key, value in parsed.items()}, rest
 
 
 def settings(pairs: list[str] | None, types: Mapping[str, type] | None = None) -> dict[str, Any]:

@@ -54,8 +54,9 @@ def command(
     from chatmill.look.template_look import look_at_template
     from chatmill.render.registry import given_options
 
-    chosen, date = options.template_settings(settings)
-    template_options = given_options(chosen, date)
+    chosen, keys = options.template_settings(settings)
+    date = keys.pop("date", None)
+    template_options = given_options(chosen, date, **keys)
     named = options.shape_of(shape)
     if named is not None and data is None:
         raise ConfigError("--shape says what the records of --data are like: give --data too")

@@ -28,6 +28,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
 from chatmill.core.ledger import (
+    AS_SAMPLED,
     CALLS_FAILED,
     EMPTY_ANSWERS,
     IN_ADDED_ROWS,
@@ -261,6 +262,7 @@ class Pipeline:
             ("turns_that_later_messages_change", rendered.unstable),
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
+            (AS_SAMPLED, rendered.as_sampled),
             ("rows_added", records.is_added.astype(np.int64)),
             *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):
@@ -349,6 +351,9 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         expand=Expand.TURNS if recipe.expand is Expand.TREE else recipe.expand,
         unproved=recipe.unproved,
         thinking=recipe.thinking,
+        answers=recipe.answers,
+        no_reasoning=recipe.no_reasoning,
+        thinking_close=recipe.thinking_close,
         trust=recipe.trust,
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,

@@ -20,7 +20,7 @@ from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import map_text
 from chatmill.read.picks import Pick
 from chatmill.read.where import parse_where
-from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
+from chatmill.render.jinja.options import AnswerText, Expand, NoReasoning, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
 from chatmill.structs import mistake, unknown_key
 from chatmill.yaml_files import read_mapping
@@ -171,6 +171,12 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Today's date, for templates that ask for it."""
     thinking: Thinking = Thinking.AUTO
     """Whether the switch for thinking is chosen per record, so that prompt and answer agree."""
+    answers: AnswerText = AnswerText.AUTO
+    """Which text of an answer is trained: as the template's history has it, or as a model writes it."""
+    no_reasoning: NoReasoning = NoReasoning.REFUSE
+    """What happens to an answer without reasoning after a prompt that opens it."""
+    thinking_close: str | None = None
+    """What a model writes between reasoning and content, where the template does not say it."""
     expand: Expand = Expand.TURNS
     """What happens to turns that later messages change."""
     tree: TreeOptions | None = None

@@ -146,3 +146,22 @@ def trial_lines(recipe: Recipe) -> list[str]:
     if cost := compiled.ledger.cost_of_turns():
         lines.append(f"In the first {len(chats)} records: {cost}")
     return lines
+
+
+def sampled_example(recipe: Recipe) -> str:
+    """Show the first answer that is trained as a model writes it; nothing if the first records have none."""
+    template = driver_pipeline(recipe).template
+    for conversation in sampled(recipe):
+        try:
+            written = template.text_documents(conversation)
+        except ChatmillError:
+            continue
+        if not written.counts.as_sampled:
+            continue
+        spans = written.documents[0].spans
+        begin = max(number for number, span in enumerate(spans) if span.breaks)
+        prompt, answer = ("".join(span.text for span in part) for part in (spans[:begin], spans[begin:]))
+        shown = answer if len(answer) <= 2 * SHOWN else f"{answer[:SHOWN]} ... {answer[-SHOWN:]}"
+        place = conversation.where or conversation.id or "the first record"
+        return f"{place}: after {prompt[-SHOWN // 2 :]!r} the answer is {shown!r}"
+    return ""

@@ -44,10 +44,11 @@ def tag_differences(
     for answer in turns.answers():
         if answer.reason:
             continue
-        tagged = _tagged(renderer, turns, answer.message + 1)
-        if tagged is not None and turns.trained(answer.message) is turns.until(answer.message):
+        tagged, is_sampled = _tagged(renderer, turns, answer.message + 1), turns.is_as_sampled(answer)
+        trained, ended = turns.trained(answer.message), turns.until(answer.message)
+        if tagged is not None and isinstance(ended, Rendering) and trained.text == ended.text:
             differences += _compared(turns, answer, tagged)
-        if not turns.is_stable(answer):
+        if not is_sampled and not turns.is_stable(answer):
             differences += _changed(turns, answer, _tagged(renderer, turns, len(turns.messages)) or [])
     return differences
 

@@ -39,6 +39,13 @@ PROMPT_WORDS = {
 TEXTS = {
     "prompt_agrees": "The prompt that a served model is given is the context that is trained, in every probe that has "
     "one.",
+    "answers_as_sampled": "The generation prompt opens reasoning ({opener}) that history leaves out. So an answer is "
+    "trained as a model writes it after its prompt, in a row of its own, and the template itself proves it: given this "
+    "answer, it writes the same history. Message {message} of '{probe}': {answer}.{close}",
+    "no_reasoning": "The generation prompt opens reasoning, and an answer without any has no proof: {probes}. "
+    "`no_reasoning: close` trains such an answer with its reasoning closed at once; `unproved: untrained` trains "
+    "nothing of it.",
+    "ambiguous_thinking": "What ends the reasoning is in an answer more than once ({detail}): {probes}.",
     "no_prompt": "An answer has no prompt, because the template refuses to write one ({detail}): {probes}.",
     "not_shown": "The template drops ({detail}): {probes}.",
     "no_stop": "No stop token ends an answer ({detail}): {probes}.",
@@ -93,6 +100,7 @@ def findings_of(
 ) -> Iterator[TemplateFinding]:
     """Yield all findings, the most important first."""
     yield from _prompts(chat, probes)
+    yield from _sampled(probes)
     yield from _unproved(probes)
     yield from _stops(chat.source, chat, probes, vocabulary, made_up)
     yield from _history(probes)
@@ -134,10 +142,12 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
         switches: dict[str, list[str]] = {}
         """Probes by the thinking switch that fixes them; those that none fixes are under the empty text."""
         for look in probes:
-            answers = answers_of(chat.turns(look.probe.conversation, default))
+            answers = answers_of(chat.turns(look.probe.conversation, default, by_history=True))
+            is_fixed = not any(answer.reason in PROMPT_WORDS for answer in look.answers)
+            if look.is_opened or (is_fixed and look.options == default):  # another finding says so
+                continue
             if detail := next((answer.detail for answer in answers if answer.reason == reason), None):
                 details[look.probe.name] = detail
-                is_fixed = not any(answer.reason in PROMPT_WORDS for answer in look.answers)
                 switches.setdefault(named(look.options) if is_fixed else "", []).append(look.probe.name)
         if not details:
             continue
@@ -147,15 +157,39 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
         for switch, helped in switches.items():
             text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
         yield TemplateFinding(reason, text + (f" No thinking switch fixes {_listed(left)}." if left else ""))
-    if not disagrees and any(look.answers for look in probes):
+    is_opened = any(look.is_opened for look in probes)
+    if not disagrees and not is_opened and any(look.answers for look in probes):
         yield _finding("prompt_agrees")
+
+
+def _sampled(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+    """Say that answers are trained as a model writes them, with the first one."""
+    found = [(look, answer) for look in probes for answer in look.answers if look.is_as_sampled(answer)]
+    if not found:
+        return
+    look, answer = found[0]
+    said = look.turns.trained(answer.message).text[answer.begin : answer.end]
+    declared = " What is between reasoning and content is not in the template: a recipe says it (`thinking_close`)."
+    yield _finding(
+        "answers_as_sampled",
+        opener=quoted(look.turns.opener(answer)),
+        message=answer.message,
+        probe=look.probe.name,
+        answer=quoted(said),
+        close=declared if look.turns.declares_close else "",
+    )
 
 
 def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """List the reasons why answers have no proof, except for the prompt's, which have a finding of their own."""
     by_reason: dict[tuple[str, str], list[str]] = {}
+    without_detail = ("no_reasoning",)
     for look in probes:
-        unproved = {(answer.reason, answer.detail) for answer in look.answers if answer.reason}
+        unproved = {
+            (answer.reason, "" if answer.reason in without_detail else answer.detail)
+            for answer in look.answers
+            if answer.reason
+        }
         if look.code == "not_shown" and not unproved:
             unproved = {("not_shown", look.refused)}
         for key in sorted(unproved):
@@ -188,10 +222,11 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """The first answer of each probe that later messages change."""
     for look in probes:
         for answer in look.answers:
-            if not look.is_stable(answer):
+            if not look.is_stable(answer) and not look.is_as_sampled(answer):
                 changed.setdefault(look.probe.name, (look.turns, answer))
     if not changed:
-        if any(len(look.answers) > 1 for look in probes):
+        proved = [[answer for answer in look.answers if not answer.reason] for look in probes]
+        if any(len(answers) > 1 for answers in proved) and not any(look.is_opened for look in probes):
             yield _finding("history_stable")
         return
     for name, (turns, answer) in islice(changed.items(), 3):
@@ -262,8 +297,10 @@ def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
 
 
 def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    ended = _turns_of(REASONING, probes).until(len(REASONING.conversation.messages) - 1)
-    if isinstance(ended, Rendering) and "R-two." not in ended.text:
+    turns, last = _turns_of(REASONING, probes), len(REASONING.conversation.messages) - 1
+    ended = turns.until(last)
+    is_sampled = any(turns.is_as_sampled(answer) for answer in answers_of(turns))
+    if isinstance(ended, Rendering) and "R-two." not in ended.text and not is_sampled:
         yield _finding("reasoning_dropped")
 
 

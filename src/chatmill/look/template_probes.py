@@ -150,6 +150,15 @@ class ProbeLook:
     stripped: int
     """Characters that no row shows."""
 
+    @property
+    def is_opened(self) -> bool:
+        """Whether the prompt of an answer opens reasoning that history does not have."""
+        return any(answer.reason == "no_reasoning" or self.is_as_sampled(answer) for answer in self.answers)
+
+    def is_as_sampled(self, answer: Answer[int]) -> bool:
+        """Return whether an answer is trained as a model writes it, and not as history has it."""
+        return not answer.reason and self.turns.is_as_sampled(answer)
+
     def is_stable(self, answer: Answer[int]) -> bool:
         """Return whether later messages leave an answer as it is."""
         return bool(answer.reason) or self.turns.is_stable(answer)
@@ -166,6 +175,7 @@ class ProbeLook:
                 {
                     **{name: getattr(answer, name) for name in ("message", "reason", "detail", "stop")},
                     "stable": self.is_stable(answer),
+                    "as_sampled": self.is_as_sampled(answer),
                     "proved": not answer.reason,
                 }
                 for answer in self.answers

@@ -63,7 +63,10 @@ class AnswerCheck:
         record = PlainRecord(self._plain, conversation, options)
         for number, row in enumerate(rows):
             self.counts["trained_messages"] += len(row.trained)
-            derived = {i: plain_answer(record, conversation.messages, i, self._chat.stops) for i in row.trained}
+            derived = {
+                i: plain_answer(record, conversation.messages, i, self._chat.stops, self._chat.given)
+                for i in row.trained
+            }
             wrong = [f"message {i}: {answer}" for i, answer in derived.items() if isinstance(answer, str)]
             yield from (Mismatch(number, 0, answer) for answer in wrong)
             answers = {i: answer for i, answer in derived.items() if isinstance(answer, PlainAnswer)}

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from chatmill.core.conversation import Message, Role
 from chatmill.prove.pictures import processed
 from chatmill.prove.plain import PlainRecord, PlainText, SpelledToken
+from chatmill.prove.sampled_answers import prefers_sampled, sampled_answer
 from chatmill.render.document_items import WHITE_SPACE
+from chatmill.render.jinja.options import AnswerText, TemplateOptions
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
 
@@ -49,9 +51,12 @@ class PlainAnswer(NamedTuple):
 
 
 def plain_answer(
-    record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens
+    record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens, given: TemplateOptions
 ) -> PlainAnswer | str | None:
-    """Return the answer of a message; what is wrong where it has none; None where plain Jinja does not tell."""
+    """Return the answer of a message; what is wrong where it has none; None where plain Jinja does not tell.
+
+    `given` says whether it may be one that history does not have.
+    """
     stops = stop_tokens.names
     prompt, ended = record.rendering(index, prompt=True), record.rendering(index + 1, prompt=False)
     if isinstance(prompt, str) or isinstance(ended, str):
@@ -59,11 +64,16 @@ def plain_answer(
     if prompt.unknown or ended.unknown:
         return None
     begin = len(prompt.text)
+    answered: PlainText | str | None = ended
     if not ended.text.startswith(prompt.text):
-        apart = _after_prompt(record, messages, index, prompt, ended)
-        if not isinstance(apart, PlainText):
-            return apart
-        ended = apart
+        answered = _after_prompt(record, messages, index, prompt, ended)
+    is_found = isinstance(answered, PlainText)
+    if given.answers is not AnswerText.HISTORY and (not is_found or prefers_sampled(messages[index], ended, given)):
+        sampled = sampled_answer(record, messages[index], index, prompt, ended, given)
+        answered = answered if is_found and not isinstance(sampled, PlainText) else sampled
+    if not isinstance(answered, PlainText):
+        return answered
+    ended = answered
     behind = [token for token in ended.tokens if token.start >= begin]
     stop = next((token for token in behind if token.name in stops), None)
     if messages[index].channel in ("analysis", "commentary") and not messages[index].tool_calls:
@@ -85,7 +95,9 @@ def plain_answer(
     appended = _stop_of_next(record, messages, index, ended, stops)
     if appended is None:
         return "plain Jinja writes no stop after it"
-    return PlainAnswer(ended.cut(len(ended.text), appended), begin, True)
+    blank, stop_text = appended
+    longer = ended._replace(text=ended.text + blank)
+    return PlainAnswer(longer.cut(len(longer.text), stop_text), begin, True)
 
 
 def _after_prompt(
@@ -123,8 +135,11 @@ def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) ->
 
 def _stop_of_next(
     record: PlainRecord, messages: Sequence[Message], index: int, ended: PlainText, stops: Collection[str]
-) -> str | None:
-    """Return the stop that the header of a next message writes after an answer: where it ends most like A(i) does."""
+) -> tuple[str, str] | None:
+    """Return the stop that the header of a next message writes after an answer: where it ends most like A(i) does.
+
+    Before it, the white space that the header begins with.
+    """
     following = [Message(Role.USER, NEXT)]
     if messages[index].tool_calls:
         call = messages[index].tool_calls[-1]
@@ -135,13 +150,14 @@ def _stop_of_next(
             continue
         limit = longer.text.rfind(NEXT)
         alike = [
-            (_common_end(longer.text[: token.start], ended.text), token.start, token.name)
+            (_common_end(longer.text[:end], ended.text), token.start, longer.text[end : token.start], token.name)
             for token in longer.tokens
+            for end in sorted({token.start, len(longer.text[: token.start].rstrip())})
             if token.name in stops and token.start < limit
         ]
-        best = max(alike, default=(0, 0, ""))
+        best = max(alike, default=(0, 0, "", ""))
         if best[0]:
-            return best[2]
+            return best[2:]
     return None
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jinja2
 
-from chatmill.core.conversation import Conversation, Message
+from chatmill.core.conversation import Conversation, Message, ToolCall
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import ModelTemplate
@@ -92,6 +93,25 @@ class PlainRecord:
         """Return the first messages and another one after them."""
         messages = (*self._conversation.messages[:count], message)
         return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
+
+    @property
+    def names(self) -> re.Pattern[str]:
+        """Finds special tokens and stops."""
+        return self._template.names
+
+    def letters(self, count: int) -> list[str]:
+        """Return letters that no text of the record has."""
+        said = str(self._conversation)
+        return list(islice((letter for letter in map(chr, LETTERS) if letter not in said), count))
+
+    def instead(
+        self, index: int, *, content: str, reasoning: str | None, calls: tuple[ToolCall, ...] | None = None
+    ) -> PlainText | str:
+        """Return A(index), the message saying something else, and calling something else if `calls` are given."""
+        messages = list(self._conversation.messages)
+        message = messages[index]._replace(content=content, reasoning=reasoning, has_content=True)
+        messages[index] = message if calls is None else message._replace(tool_calls=calls)
+        return self._rendered(self._conversation._replace(messages=tuple(messages)), index + 1, False)
 
     def ends_of(self, message: int, *renderings: tuple[int, bool]) -> list[int] | None:
         """Where the content of a message ends in renderings, each a number of messages and whether it is a prompt.

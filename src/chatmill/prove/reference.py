@@ -23,6 +23,7 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_name, role_of
 from chatmill.core.ledger import (
+    AS_SAMPLED,
     EMPTY_ANSWERS,
     HISTORY_CHANGED,
     HISTORY_ROWS,
@@ -205,6 +206,7 @@ class Reference:
         notes["turns_that_later_messages_change"] += written.counts.unstable
         notes["turns_without_proof"] += written.counts.untrained
         notes["stops_appended"] += written.counts.appended
+        notes[AS_SAMPLED] += written.counts.as_sampled
         return Claim(conversation, dict(written.options), rows, derived, shown)
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:

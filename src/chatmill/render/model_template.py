@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,10 +26,11 @@ from chatmill.images.rule import PictureRule
 from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.control_names import ControlNames
+from chatmill.render.jinja.as_sampled import SampledAnswers, written_between
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.names import fields_read, names_read
-from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
+from chatmill.render.jinja.options import AnswerText, Expand, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer, Sandboxes
@@ -51,7 +53,13 @@ THINKING_SWITCHES: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("high", "no_think"),
 }
 """Options that switch thinking on and off, as model cards document them."""
-MENDED_BY_OPTIONS = ("prompt_not_in_history", "reasoning_not_closed", "no_stop", "template_refused", "no_prompt")
+OF_SAMPLED_ANSWERS = ("no_reasoning", "ambiguous_thinking")
+OF_CHOICES = ("prompt_not_in_history", "template_refused", "no_prompt")
+"""Errors under one choice of options that say nothing about the others."""
+MENDED_BY_OPTIONS = (
+    *("prompt_not_in_history", "reasoning_not_closed", "no_stop", "template_refused", "no_prompt"),
+    *OF_SAMPLED_ANSWERS,
+)
 """Errors of a record that may go away under another choice of options."""
 _IN_WORDS = "hashed in words of its own, which datasets hold"
 NOT_HASHED = {
@@ -64,6 +72,16 @@ NOT_HASHED = {
 """Options of a template that its fingerprint has not by their names, with the reason; all others it has."""
 READS_CHANNELS = re.compile(r"\.channel\b|\[['\"]channel['\"]\]")
 """A template that asks for the channel of a message writes the fields of Harmony."""
+
+
+class AnswersBy(Enum):
+    """Where the answers of a record are looked for."""
+
+    HISTORY = auto()
+    SAMPLING = auto()
+    """History that shows the reasoning, or what a model writes after the prompt."""
+    EITHER = auto()
+    """What a model writes after the prompt, where history has no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +285,13 @@ class ModelTemplate:
         given, rules, store = self.given, self.rules, self.store
         if given.expand not in (Expand.NONE, Expand.TURNS) or given.last_turn_only or rules.depends_on_texts:
             return None
+        if given.answers is AnswerText.SAMPLED:  # which asks of every answer whether its reasoning is there
+            return None
         if store.quick is None:
             renderer = self._renderer(given.options)
+            has_choice = given.answers is not AnswerText.HISTORY or len(list(self.choices({}))) > 1
             known = (renderer, self._labels(renderer), store.stretches, self.stops, given)
-            store.quick = QuickPlans(*known, has_choice=len(list(self.choices({}))) > 1)
+            store.quick = QuickPlans(*known, has_choice=has_choice)
         return store.quick
 
     def choices(self, of_record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -305,15 +326,17 @@ class ModelTemplate:
                 code="unknown_option",
                 path="chat_template_kwargs",
             )
-        first: RecordError | None = None
+        errors, opened = list[RecordError](), list[RecordError]()
         best: WrittenRecord | None = None
         tried: list[Answers] = []
-        for options in self.choices(of_record):
-            answers, labels = self._answers(view, options)
+        for options, by in self._attempts(of_record, tried):
+            answers, labels = self._answers(view, options, by)
             try:
                 documents, counts = DocumentWriter(answers, labels, self.given).documents()
             except RecordError as error:
-                first = first or error
+                errors.append(error)
+                if answers.opens_reasoning and error.code not in OF_CHOICES:
+                    opened.append(error)
                 if error.code not in MENDED_BY_OPTIONS:
                     break
                 tried.append(answers)
@@ -327,8 +350,19 @@ class ModelTemplate:
                 best = written
         if best is not None:  # answers without a proof are context, under the options that leave the fewest
             return best._replace(tried=tuple(tried))
-        assert first is not None
-        raise first
+        raise (opened or errors)[0]
+
+    def _attempts(
+        self, of_record: Mapping[str, Any], tried: Sequence[Answers]
+    ) -> Iterator[tuple[dict[str, Any], AnswersBy]]:
+        """Yield options and rules to try for a record, in order; `tried` is what was looked at so far."""
+        wanted = self.given.answers
+        choices = list(self.choices(of_record))
+        for options in choices:
+            yield options, AnswersBy.SAMPLING if wanted is AnswerText.SAMPLED else AnswersBy.HISTORY
+        if wanted is not AnswerText.HISTORY and any(answers.leaves_history for answers in tried):
+            for options in choices:
+                yield options, AnswersBy.EITHER
 
     def text_documents(self, conversation: Conversation) -> TextDocuments:
         """Return the documents of a conversation as text; a `RecordError` where it cannot be written and proved."""
@@ -352,10 +386,23 @@ class ModelTemplate:
             for index, message in enumerate(view.conversation.messages):
                 _refuse_channels(self.name, message, index)
 
-    def _answers(self, view: RecordView, options: Mapping[str, Any]) -> tuple[Answers, Labels]:
+    def _answers(
+        self, view: RecordView, options: Mapping[str, Any], by: AnswersBy = AnswersBy.HISTORY
+    ) -> tuple[Answers, Labels]:
         """Return what is found under some options."""
         renderer = self._renderer(options, view.options)
-        return Answers(renderer, view.again(), self.stops), self._labels(renderer)
+        rule = self._sampled_answers(renderer, by)
+        return Answers(renderer, view.again(), self.stops, as_sampled=rule), self._labels(renderer)
+
+    def _sampled_answers(self, renderer: Renderer, by: AnswersBy) -> SampledAnswers | None:
+        """Return the rule for answers as they are sampled, if these are looked for."""
+        if by is AnswersBy.HISTORY:
+            return None
+        between = self.store.between
+        if renderer not in between:
+            between[renderer] = written_between(renderer, self.form)
+        is_strict = by is AnswersBy.SAMPLING
+        return SampledAnswers(self.given, self.stops, between[renderer], is_strict=is_strict)
 
     def _labels(self, renderer: Renderer) -> Labels:
         labels = self.store.labels
@@ -364,11 +411,18 @@ class ModelTemplate:
             labels[renderer] = Labels(TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end))
         return labels[renderer]
 
-    def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
-        """Return the renderings of a conversation, for a closer look; `options` are one of `choices`."""
+    def turns(
+        self, conversation: Conversation, options: Mapping[str, Any] | None = None, *, by_history: bool = False
+    ) -> Turns:
+        """Return the renderings of a conversation, for a closer look; `options` are one of `choices`.
+
+        `by_history`: answers are those that history has.
+        """
         chosen = next(self.choices(conversation.options)) if options is None else options
-        view = RecordView(conversation, self.form)
-        return Turns(self._renderer(chosen, conversation.options), view, self.stops)
+        renderer = self._renderer(chosen, conversation.options)
+        is_history = by_history or self.given.answers is AnswerText.HISTORY
+        rule = self._sampled_answers(renderer, AnswersBy.HISTORY if is_history else AnswersBy.EITHER)
+        return Turns(renderer, RecordView(conversation, self.form), self.stops, rule)
 
     @property
     def asks_for_date(self) -> bool:

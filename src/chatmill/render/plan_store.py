@@ -47,6 +47,8 @@ class PlanStore:
         self.renderers: dict[str, Renderer] = {}
         """By their options."""
         self.labels: dict[Renderer, Labels] = {}
+        self.between: dict[Renderer, str] = {}
+        """What the template writes between reasoning and content."""
         self.stretches = Stretches(self._rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.quick: QuickPlans | None = None
         self.slice = FIRST_RECORDS

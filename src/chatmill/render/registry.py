@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.images.find_rule import FILES as PICTURE_FILES
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import AnswerText, NoReasoning, TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.hf_json import named_tokens_of
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
@@ -29,6 +30,7 @@ OWN_HEADER = "chatmill"
 """The line (`chatmill: template`) by which the comment of a user's own file is known as such a header."""
 CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 JINJA_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @cache
@@ -78,13 +80,36 @@ def bind(
     return ModelTemplate(find_template(template), tokenizer, given)
 
 
-def given_options(options: Mapping[str, Any] | None = None, today: str | None = None) -> TemplateOptions:
-    """Options of a template from words, as a command line has them."""
+def given_options(
+    options: Mapping[str, Any] | None = None,
+    today: str | None = None,
+    *,
+    answers: str | None = None,
+    no_reasoning: str | None = None,
+    thinking_close: str | None = None,
+) -> TemplateOptions:
+    """Options of a template from words, as a command line has them; the last three as a recipe has them."""
     try:
         day = None if today is None else datetime.date.fromisoformat(today)
     except ValueError:
         raise ConfigError(f"a date is YYYY-MM-DD, not {today!r}") from None
-    return TemplateOptions(options=options or {}, today=day)
+    return TemplateOptions(
+        options=options or {},
+        today=day,
+        answers=_chosen(AnswerText, "answers", answers, AnswerText.AUTO),
+        no_reasoning=_chosen(NoReasoning, "no_reasoning", no_reasoning, NoReasoning.REFUSE),
+        thinking_close=thinking_close,
+    )
+
+
+def _chosen(choices: type[Choice], key: str, word: str | None, default: Choice) -> Choice:
+    """Return the choice that a word names."""
+    if word is None:
+        return default
+    try:
+        return choices(word)
+    except ValueError:
+        raise UnknownNameError(key, word, [str(choice) for choice in choices]) from None
 
 
 def has_template(folder: str | os.PathLike[str]) -> bool:

@@ -20,6 +20,7 @@ from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
 from chatmill.render.fill import Entries, fill
+from chatmill.render.jinja.turn_documents import Counts
 from chatmill.render.lost_texts import count_lost
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.plans import FoundPlans, find_plans, prompt_entries
@@ -30,7 +31,7 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-PER_DOCUMENT = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
+PER_DOCUMENT = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "as_sampled", "sampled")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,6 +56,8 @@ class Rendered:
     """Answers that are context because their mask cannot be proved."""
     appended: Ints
     """Answers whose stop the template itself does not write."""
+    as_sampled: Ints
+    """Answers that are trained as a model writes them, which the template's history does not have."""
     sampled: Ints
     """One line per document about sampled tokens, a column for each of `render.sampled.NOTES`."""
     pictures: PictureRuns = NO_PICTURES
@@ -115,6 +118,7 @@ class Rendered:
             ("turns that later messages change", int(self.unstable.sum())),
             ("turns without proof", int(self.untrained.sum())),
             ("stops that the template does not write", int(self.appended.sum())),
+            ("answers as they are sampled", int(self.as_sampled.sum())),
         )
         said = ", ".join(f"{count:,} {words}" for words, count in facts if count)
         first = f"; first refused: {self.failed[0][1]}" if self.failed else ""
@@ -227,7 +231,7 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
     of_conversations = np.column_stack([plans.counts, stripped, lost])
     is_first = np.diff(kept, prepend=-1) > 0
     counts = np.where(is_first[:, None], of_conversations[kept], 0)
-    names = ("turns", "unstable", "untrained", "appended", "stripped")
+    names = (*Counts._fields, "stripped")
     named = dict(zip(names, counts.T, strict=False))
     return Rendered.of(filled.rows, kept, lost=counts[:, len(names) :], **named).without(plans.failed, batch)
 

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
+from chatmill.render.jinja.as_sampled import SampledAnswers, SampledTurn, not_cut
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import Said
 from chatmill.render.jinja.looks import Looks
+from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
@@ -35,6 +38,7 @@ from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 
 PLAIN = Said()
+LEFT_OUT = "the template leaves the reasoning of this answer out"
 UNDECIDED = "undecided"
 """Windows are alike, and end before the answer does."""
 Found = TypeVar("Found")
@@ -49,9 +53,20 @@ class Answers:
         view: RecordView,
         stops: StopTokens,
         known: tuple[Renderings, FoundAnswers] | None = None,
+        as_sampled: SampledAnswers | None = None,
     ) -> None:
-        """`known` are the renderings by which answers are found, if they are made already."""
+        """`known` are the renderings by which answers are found, if they are made already.
+
+        `as_sampled` is asked for answers that do not follow their prompt in history; without it these have no proof.
+        """
         self.renderer, self.view, self.stops = renderer, view, stops
+        self._as_sampled = as_sampled
+        self._sampled: dict[int, str] = {}
+        """Answers that are as they are sampled, and what opens them in their prompts."""
+        self.leaves_history = False
+        """Whether an answer does not follow its prompt in history."""
+        self.opens_reasoning = False
+        """Whether such a prompt opens reasoning, so that the answer may be known as it is sampled."""
         self._made: dict[Request, list[Output] | Refusal] = {}
         self._found: dict[int, tuple[Answer[Cursor], bool]] = {}
         """The answers of messages in A(i), and whether their keys decide them."""
@@ -137,6 +152,14 @@ class Answers:
         assert not isinstance(outputs, Refusal)
         return outputs
 
+    def is_as_sampled(self, index: int) -> bool:
+        """Return whether an answer is what a model writes after its prompt, and not what history has."""
+        return index in self._sampled
+
+    def opener(self, index: int) -> str:
+        """Return what the prompt of such an answer opens reasoning with."""
+        return self._sampled[index]
+
     def is_apart(self, index: int) -> bool:
         """Return whether A(index) does not have an answer after its own prompt, so that it is trained elsewhere."""
         return index in self._apart
@@ -163,6 +186,8 @@ class Answers:
             self._found[index] = self._decided(partial(self._answer, index))
         answer = self._found[index][0]
         ended = None if longer is None or answer.reason else self.trained(index)
+        if index in self._sampled and longer is not None and longer is not ended:
+            return answer._replace(is_there=False)  # history does not have it
         if longer is None or ended is None or longer is ended:
             return answer
         same = common(ended, longer)
@@ -195,6 +220,77 @@ class Answers:
         return answer if is_decided and self._looks.version >= 0 else None
 
     def _answer(self, index: int) -> Answer[Cursor]:
+        """Return an answer as history has it; as it is sampled, where history does not have it."""
+        answer, rule = self._answer_in_history(index), self._as_sampled
+        is_parted = answer.reason == "prompt_not_in_history"
+        self.leaves_history = self.leaves_history or is_parted
+        if rule is None or not (is_parted or (not answer.reason and self._loses_reasoning(index, rule))):
+            return answer
+        sampled = self._answer_as_sampled(index, rule)
+        if is_parted:
+            return sampled or answer
+        if sampled is None or sampled.reason:
+            self.leaves_history = True
+            return Answer(index, "prompt_not_in_history", LEFT_OUT) if rule.is_strict else answer
+        return sampled
+
+    def _loses_reasoning(self, index: int, rule: SampledAnswers) -> bool:
+        """Return whether history leaves out the reasoning of an answer, and the rule is asked before history."""
+        if not rule.is_first:
+            return False
+        self.view.is_keyed = False
+        window = self.renderer.segments.window(self.trained(index), 0, self.view)
+        return rule.is_hidden(self.view.conversation.messages[index], index, window.rendering)
+
+    def _answer_as_sampled(self, index: int, rule: SampledAnswers) -> Answer[Cursor] | None:
+        """Return what a model writes after P(index); why that is not known; None where P(index) opens no reasoning."""
+        prompt, ended = self.prompt(index), self.until(index)
+        if isinstance(prompt, Refusal) or isinstance(ended, Refusal):
+            return None
+        self._is_local = self.view.is_keyed = False
+        before, history = (self.renderer.segments.window(one, 0, self.view).rendering for one in (prompt, ended))
+        turn = rule.turn(self.view.conversation.messages[index], index, before, history)
+        self.opens_reasoning = self.opens_reasoning or turn is not None
+        if turn is None or isinstance(turn, Answer):
+            return turn
+        if any(opener != turn.opener for opener in self._sampled.values()):
+            return Answer(index, "prompt_not_in_history", "the prompts of this record open reasoning in different ways")
+        parts = tuple((text, None if e is None else shifted(e, -index)) for text, e in turn.parts)
+        made = [*prompt, (self.renderer.segments.number(parts), index)]
+        text = self.renderer.segments.window(made, 0, self.view).rendering.text
+        if not self._is_cut(index, turn, history.text, text):
+            return Answer(index, "prompt_not_in_history", not_cut(before, history))
+        hidden = self._looks.hidden_in(ended, index)
+        if hidden:
+            return Answer(index, "not_shown", hidden)
+        there = self._answer_in(index, prompt, made, is_shown=True)
+        if there.reason:
+            return there
+        self._apart[index], self._sampled[index] = made, turn.opener
+        return there._replace(is_there=False)
+
+    def _is_cut(self, index: int, turn: SampledTurn, history: str, trained: str) -> bool:
+        """Return whether the template makes its history of what a model writes, or shows all of it; by plain Jinja."""
+        message = self.view.conversation.messages[index]
+        texts = [turn.opener + said for said in turn.said]
+        given = [message._replace(content=text, reasoning=None, has_content=True) for text in texts]
+        written = [self._plain_with(index, one) for one in given]
+        if written[0] == trained or history in written:
+            return True
+        if not message.tool_calls:
+            return False
+        # a template may write a content next to calls in another way, or not at all: what it cuts is seen without calls
+        alone = self._plain_with(index, message._replace(tool_calls=(), has_content=True))
+        return alone is not None and alone in [self._plain_with(index, one._replace(tool_calls=())) for one in given]
+
+    def _plain_with(self, index: int, message: Message) -> str | None:
+        """Return A(index) by plain Jinja with another message in its last place; None where the template refuses it."""
+        conversation = self.view.conversation
+        messages = (*conversation.messages[:index], message)
+        view = RecordView(conversation._replace(messages=messages), self.view.form)
+        return self.renderer.plain_if_any(view, index + 1, False)
+
+    def _answer_in_history(self, index: int) -> Answer[Cursor]:
         prompt, ended = self.prompt(index), self.until(index)
         if isinstance(prompt, Refusal):
             return Answer(index, "no_prompt", prompt.message)
@@ -251,7 +347,8 @@ class Answers:
             mine, theirs = ended[start : start + 1 + size], longer[start : start + 1 + size]
             is_whole = start + 1 + size >= len(ended) if answer.is_appended else start + size >= end
             is_end = start + 1 + size >= len(longer)
-            stop_and_generations = (answer.stop, answer.is_appended, answer.generations) if is_whole else ()
+            stop = answer.stop, answer.is_appended, answer.before_stop
+            stop_and_generations = (*stop, answer.generations) if is_whole else ()
             to = index if is_whole else mine[0][1]
             windows = [relative_key(window, to, self.renderer.segments.facts) for window in (mine, theirs)]
             key = ("longer", stop_and_generations, by if is_whole else 0, is_whole, is_end, *windows)
@@ -287,7 +384,7 @@ class Answers:
             return UNDECIDED if is_short else None
         if answer is None:
             return UNDECIDED
-        added = answer.stop if answer.is_appended else ""
+        added = answer.before_stop + answer.stop if answer.is_appended else ""
         if not literal_from(longer.rendering, len(shorter.text)).startswith(added):
             return None
 
@@ -370,6 +467,9 @@ class Answers:
         """Return what outputs leave out of the tools and the messages up to the last; nothing where they show all."""
         facts = self.renderer.segments.facts
         is_shown = self._is_whole_shown and last == self._count - 1 and last not in self._apart
+        if last in self._sampled and outputs is self._apart[last]:  # what a model writes has all that history has
+            history = self.until(last)
+            outputs = outputs if isinstance(history, Refusal) else history
         hidden = "" if is_shown else self._looks.hidden_in(outputs, last)
         if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in outputs):
             return "tools"
@@ -402,7 +502,7 @@ class Answers:
 
     def header(self, index: int) -> str | None:
         """Return what A(index) has in the turn of a message before its answer; else its generation prompt, if any."""
-        if index not in self._found or self._found[index][0].reason:
+        if index not in self._found or self._found[index][0].reason or index in self._sampled:
             return self.opening(index) or None
         answer, ended = self._found[index][0], self.trained(index)
         at, part, offset = answer.first + answer.begin.entry, *answer.begin[1:]

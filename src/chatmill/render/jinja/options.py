@@ -40,6 +40,25 @@ class Thinking(StrEnum):
     AS_GIVEN = "as_given"
 
 
+class AnswerText(StrEnum):
+    """Which text of an answer is trained, where the template's history does not have what a model writes."""
+
+    AUTO = "auto"
+    """What the template writes as history; as it is sampled where that does not follow the prompt."""
+    SAMPLED = "sampled"
+    """As it is sampled, also where history follows the prompt and leaves the reasoning out."""
+    HISTORY = "history"
+    """What the template writes as history."""
+
+
+class NoReasoning(StrEnum):
+    """What happens to an answer without reasoning after a prompt that opens it."""
+
+    REFUSE = "refuse"
+    CLOSE = "close"
+    """The reasoning is closed at once, and the content follows."""
+
+
 class Trust(StrEnum):
     """What counts where sampled tokens of a message are not those of its text."""
 
@@ -58,6 +77,10 @@ class TemplateOptions:
     expand: Expand = Expand.TURNS
     unproved: Unproved = Unproved.REFUSE
     thinking: Thinking = Thinking.AUTO
+    answers: AnswerText = AnswerText.AUTO
+    no_reasoning: NoReasoning = NoReasoning.REFUSE
+    thinking_close: str | None = None
+    """What is between reasoning and content where the template does not say so; None: the mark on a line of its own."""
     last_turn_only: bool = False
     """Train only answers after the last user message: for policies that speak of the last turn alone."""
     trust: Trust = Trust.TEXT

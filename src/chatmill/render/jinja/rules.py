@@ -52,6 +52,8 @@ class Answer(NamedTuple, Generic[Place]):
     stop: str = ""
     is_appended: bool = False
     """The stop is not in A(i): the next message's header would write it. The answer ends where A(i) does."""
+    before_stop: str = ""
+    """White space that the template writes before a stop that is appended."""
     generations: tuple[Generation[Place], ...] = ()
     """Mostly one; more if the template opens the assistant's turn again after a stop, and goes on."""
     first: int = 0
@@ -149,7 +151,8 @@ class Rules:
         appended = self._appended_stop(index, ended)
         if appended is None:
             return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} after the answer")
-        return Answer(index, stop=appended, is_appended=True, generations=generations)
+        blank, stop_text = appended
+        return Answer(index, stop=stop_text, is_appended=True, before_stop=blank, generations=generations)
 
     def _goes_on(self, pieces: list[Piece], end: int) -> bool:
         """Return whether text of a message is after the stop of its answer; later records must agree."""
@@ -208,8 +211,11 @@ class Rules:
                 return match
         return None
 
-    def _appended_stop(self, index: int, ended: Rendering) -> str | None:
-        """The stop that the header of a next message writes; None where it is none, or other text comes first."""
+    def _appended_stop(self, index: int, ended: Rendering) -> tuple[str, str] | None:
+        """The stop that the header of a next message writes, and the white space before it.
+
+        None where there is none, or other text comes first.
+        """
         if self._with_next is None:
             raise NeedsNext
         for rendering in self._with_next:
@@ -222,8 +228,14 @@ class Rules:
                 continue
             stop = self._stop_behind(rendering, index, behind)
             if stop is not None:
-                return stop.group()
+                blank = _blank_at_end(rendering.text[behind : stop.start()])
+                written = _blank_at_end(ended.text)
+                return blank[len(written) :] if blank.startswith(written) else "", stop.group()
         return None
+
+
+def _blank_at_end(text: str) -> str:
+    return text[len(text.rstrip()) :]
 
 
 def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:

@@ -14,8 +14,8 @@ THINKING = {
     "<|think|>": "<|/think|>",
 }
 """The marks that open reasoning, and those that close it."""
-REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
-"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
+REASONING_MARK = re.compile("think|channel|final response", re.IGNORECASE)
+"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`, Apriel's."""
 
 
 @lru_cache(maxsize=256)

@@ -28,6 +28,8 @@ REASONS = {
     "no_prompt": "the template cannot write the prompt of this answer",
     "template_refused": "the template refuses the conversation up to this message",
     "prompt_not_in_history": "what a model would be given is not what the template writes as history",
+    "no_reasoning": "the prompt opens reasoning, and the message has none",
+    "ambiguous_thinking": "what ends the reasoning is in the answer more than once",
     "reasoning_not_closed": "the prompt opens reasoning that the answer never closes",
     "goes_on_after_stop": "a stop comes before the end of the message, and what is after it has no prompt of its own",
     "no_stop": "no stop token ends this answer",
@@ -72,6 +74,8 @@ class Counts(NamedTuple):
     """Answers that are context because their mask cannot be proved."""
     appended: int
     """Stops in the documents that the template alone would not have written."""
+    as_sampled: int = 0
+    """Answers that are trained as a model writes them, which history does not have."""
 
 
 def refusal(answer: Answer[Any]) -> RecordError:
@@ -159,7 +163,8 @@ class DocumentWriter:
         if has_whole:
             documents.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
         appended = sum(document.appended for document in documents)
-        return documents, Counts(len(proved), len(changed), len(answers_found) - len(proved), appended)
+        as_sampled = sum(answers.is_as_sampled(answer.message) for answer in proved)
+        return documents, Counts(len(proved), len(changed), len(answers_found) - len(proved), appended, as_sampled)
 
     def prompt(self) -> LabelledDocument:
         """Return all messages and the generation prompt, nothing of which is trained."""
@@ -288,9 +293,9 @@ def with_stop(
     found: Answer[Cursor], outputs: Sequence[Output], segments: Segments
 ) -> tuple[Answer[Cursor], list[Output]]:
     """Return an answer that ends with its stop, and the outputs up to there: the template leaves the stop to others."""
-    at = len(outputs) - found.first
-    stop = Generation(found.begin, Cursor(at, 0, 0), Cursor(at, 0, len(found.stop)))
-    added = (segments.number(((found.stop, None),)), found.message)
+    at, written = len(outputs) - found.first, found.before_stop + found.stop
+    stop = Generation(found.begin, Cursor(at, 0, len(found.before_stop)), Cursor(at, 0, len(written)))
+    added = (segments.number(((written, None),)), found.message)
     return found._replace(generations=(stop,)), [*outputs, added]
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.answers import Answers
+from chatmill.render.jinja.as_sampled import SampledAnswers
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering
@@ -19,9 +20,11 @@ from chatmill.render.jinja.tries import Output
 class Turns:
     """P(i), A(i), F and the answers of a conversation as texts, made when they are asked for."""
 
-    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens) -> None:
-        """`view` is the conversation as the template sees it."""
-        self._renderer, self.view, self._stops = renderer, view, stops
+    def __init__(
+        self, renderer: Renderer, view: RecordView, stops: StopTokens, as_sampled: SampledAnswers | None = None
+    ) -> None:
+        """`view` is the conversation as the template sees it; `as_sampled` as in `Answers`."""
+        self._renderer, self.view, self._stops, self._as_sampled = renderer, view, stops, as_sampled
         self._windows: dict[int, Window] = {}
 
     @property
@@ -31,7 +34,7 @@ class Turns:
 
     @cached_property
     def _answers(self) -> Answers:
-        return Answers(self._renderer, self.view, self._stops)
+        return Answers(self._renderer, self.view, self._stops, as_sampled=self._as_sampled)
 
     @property
     def whole(self) -> Rendering:
@@ -73,6 +76,19 @@ class Turns:
             return window.at(place._replace(entry=place.entry + answer.first))
 
         return answer.moved(at, at)
+
+    def is_as_sampled(self, answer: Answer[int]) -> bool:
+        """Return whether an answer is what a model writes after its prompt, and not what history has."""
+        return self._answers.is_as_sampled(answer.message)
+
+    def opener(self, answer: Answer[int]) -> str:
+        """Return what the prompt of such an answer opens reasoning with."""
+        return self._answers.opener(answer.message)
+
+    @property
+    def declares_close(self) -> bool:
+        """Whether what is between reasoning and content in such an answer is what the recipe says."""
+        return self._as_sampled is not None and self._as_sampled.declares_close
 
     def is_stable(self, answer: Answer[int]) -> bool:
         """Return whether F has an answer after its own prompt, character by character."""

@@ -1,0 +1,197 @@
+"""What a model writes after a prompt that opens its reasoning, from plain Jinja alone.
+
+History has no such answer: the template cuts the reasoning out of it. What the model wrote is put together from the
+record, and given to the template as the content of the message. It is right if the template makes the same history of
+it, or shows all of it after the prompt. Nothing here knows where a character of a rendering is from: letters that no
+text has are put into the record, and looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from chatmill.core.conversation import Message
+from chatmill.prove.plain import PlainRecord, PlainText, SpelledToken
+from chatmill.render.jinja.options import AnswerText, NoReasoning, TemplateOptions
+from chatmill.render.jinja.stops import THINKING
+
+
+class _Opener(NamedTuple):
+    """What a prompt ends with, and history does not have."""
+
+    text: str
+    mark: str
+    close: str
+    """The mark that ends reasoning."""
+    between: str
+    """What is between reasoning and content: as the template writes it, else as the recipe has it."""
+
+
+class _Said(NamedTuple):
+    """What a model may have written, without calls and stop."""
+
+    text: str
+    given: str
+    """What the template is given: the same, or that without white space around the mark."""
+
+
+def prefers_sampled(message: Message, ended: PlainText, given: TemplateOptions) -> bool:
+    """Return whether a recipe wants an answer as it was sampled, although history follows the prompt."""
+    if given.answers is not AnswerText.SAMPLED:
+        return False
+    reasoning = (message.reasoning or "").strip()
+    if not reasoning:
+        content = message.content.lstrip()
+        mark = next((word for word in THINKING if content.startswith(word)), None)
+        inside, close, _ = content.removeprefix(mark or "").partition(THINKING.get(mark or "", "\0"))
+        reasoning = inside.strip() if close else ""
+    return bool(reasoning) and reasoning not in ended.text
+
+
+def sampled_answer(
+    record: PlainRecord, message: Message, index: int, prompt: PlainText, ended: PlainText, given: TemplateOptions
+) -> PlainText | str | None:
+    """Return P(i) and what a model writes there, with what A(i) has after it; what is wrong where that is not proved.
+
+    None where plain Jinja does not tell.
+    """
+    opener = _opener(record, index, prompt, given)
+    if opener is None:
+        return "plain Jinja does not write its prompt as history"
+    for said in _said(record, message, index, opener, ended, given):
+        if said.text.count(opener.close) != 1:
+            return f"what ends its reasoning is there {said.text.count(opener.close)} times"
+        given_text = opener.text + said.given
+        shown = record.instead(index, content=given_text, reasoning=None)
+        if said.given == said.text and isinstance(shown, PlainText) and shown.text.startswith(prompt.text + said.text):
+            return None if shown.unknown else _with_mark(shown, len(prompt.text), opener.close, record)
+        is_cut = isinstance(shown, PlainText) and shown.text == ended.text
+        if is_cut or (message.tool_calls and _is_cut_without_calls(record, message, index, given_text)):
+            return _after_prompt(record, message, index, opener, said.text, prompt, ended)
+    return "plain Jinja makes another history of what a model would write"
+
+
+def _is_cut_without_calls(record: PlainRecord, message: Message, index: int, given: str) -> bool:
+    """Return whether the template cuts what a model may have written, where it calls nothing."""
+    without = record.instead(index, content=message.content, reasoning=message.reasoning, calls=())
+    shown = record.instead(index, content=given, reasoning=None, calls=())
+    return isinstance(without, PlainText) and isinstance(shown, PlainText) and without.text == shown.text
+
+
+def _after_prompt(
+    record: PlainRecord,
+    message: Message,
+    index: int,
+    opener: _Opener,
+    said: str,
+    prompt: PlainText,
+    ended: PlainText,
+) -> PlainText | None:
+    """Return P(i), what is said there, and what A(i) has after the content."""
+    rest = _behind_content(record, message, index, ended)
+    if rest is None and ended.text.count(said) == 1:
+        rest = ended.text.index(said) + len(said)
+    if rest is None and not message.content:
+        rest = _behind_nothing(record, index, ended)
+    if rest is None:
+        return None
+    begin, by = len(prompt.text), len(prompt.text) + len(said) - rest
+    tokens = [token for token in ended.tokens if token.start >= rest]
+    moved = (SpelledToken(token.start + by, token.stop + by, token.name) for token in tokens)
+    text = PlainText(prompt.text + said + ended.text[rest:], (*prompt.tokens, *moved))
+    return _with_mark(text, begin, opener.close, record)
+
+
+def _behind_nothing(record: PlainRecord, index: int, ended: PlainText) -> int | None:
+    """Return where an empty content is in A(i): where A(i) parts from the same message with one; None if it is not."""
+    (letter,) = record.letters(1)
+    with_letter = record.instead(index, content=letter, reasoning=None)
+    if isinstance(with_letter, str) or letter not in with_letter.text:
+        return None
+    place = with_letter.text.index(letter)
+    return place if with_letter.text[:place] == ended.text[:place] else None
+
+
+def _opener(record: PlainRecord, index: int, prompt: PlainText, given: TemplateOptions) -> _Opener | None:
+    """Find what a prompt opens: a mark of reasoning at its end, or words that a rendering with a letter lacks."""
+    reasoning, content = record.letters(2)
+    both = record.instead(index, content=content, reasoning=reasoning)
+    between = ""
+    if isinstance(both, PlainText) and reasoning in both.text and content in both.text:
+        between = both.text[both.text.index(reasoning) + 1 : both.text.index(content)]
+    mark = next((word for word in THINKING if prompt.text.rstrip().endswith(word)), None)
+    if mark is not None:
+        text, close = prompt.text[prompt.text.rindex(mark) :], THINKING[mark]
+    else:
+        alone = record.instead(index, content=content, reasoning=None)
+        if isinstance(alone, str):
+            return None
+        shared = alone.text.split(content)[0]
+        text = prompt.text.removeprefix(shared)
+        mark, close = text.strip(), between.strip()
+        if not prompt.text.startswith(shared) or not mark or not close:
+            return None
+    if close not in between:
+        between = f"\n{close}\n\n" if given.thinking_close is None else given.thinking_close
+    return _Opener(text, mark, close, between)
+
+
+def _said(
+    record: PlainRecord, message: Message, index: int, opener: _Opener, ended: PlainText, given: TemplateOptions
+) -> Iterator[_Said]:
+    """Yield what a model may have written."""
+    content, reasoning = message.content, message.reasoning or ""
+    if reasoning.strip():
+        shown = _shown(record, message, index, ended, opener)
+        if shown is not None:
+            yield _Said(shown, shown)
+            return
+        yield from _joined(reasoning, opener, content)
+    elif content.lstrip().startswith(opener.mark):
+        behind = content.lstrip().removeprefix(opener.mark)
+        blank = opener.text[len(opener.text.rstrip()) :]
+        same = next((n for n in range(len(blank), 0, -1) if behind.startswith(blank[:n])), 0)
+        yield _Said(behind[same:], behind[same:])
+    elif opener.close in content:
+        yield _Said(content, content)
+    elif given.no_reasoning is NoReasoning.CLOSE:
+        yield from _joined("", opener, content)
+
+
+def _joined(reasoning: str, opener: _Opener, content: str) -> Iterator[_Said]:
+    text = reasoning + opener.between + content
+    yield _Said(text, text)
+    yield _Said(text, reasoning + opener.close + content)
+
+
+def _shown(record: PlainRecord, message: Message, index: int, ended: PlainText, opener: _Opener) -> str | None:
+    """Return reasoning and content as A(i) has both; None where it has no reasoning."""
+    (letter,) = record.letters(1)
+    with_letter = record.instead(index, reasoning=letter, content=message.content)
+    if isinstance(with_letter, str) or letter not in with_letter.text:
+        return None
+    begin, end = with_letter.text.index(letter), _behind_content(record, message, index, ended)
+    if with_letter.text[:begin] != ended.text[:begin]:
+        return None
+    if end is None and opener.between in ended.text[begin:]:  # and no content
+        end = ended.text.index(opener.between, begin) + len(opener.between)
+    return None if end is None else ended.text[begin:end]
+
+
+def _behind_content(record: PlainRecord, message: Message, index: int, ended: PlainText) -> int | None:
+    """Return where the content of a message ends in A(i); None where plain Jinja does not tell."""
+    places = record.ends_of(index, (index + 1, False))
+    if places is None:
+        return None
+    blank = message.content[len(message.content.rstrip()) :]
+    return places[0] + (len(blank) if ended.text.startswith(blank, places[0]) else 0)
+
+
+def _with_mark(text: PlainText, begin: int, close: str, record: PlainRecord) -> PlainText:
+    """Return a text in which the mark that ends reasoning is a token, where the vocabulary has it as one."""
+    at = text.text.index(close, begin)
+    if not record.names.fullmatch(close) or any(token.start == at for token in text.tokens):
+        return text
+    token = SpelledToken(at, at + len(close), close)
+    return text._replace(tokens=tuple(sorted((*text.tokens, token))))
