@@ -25,8 +25,8 @@ from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import PictureRule
 from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.answers import Answers
-from chatmill.render.jinja.control_names import ControlNames
 from chatmill.render.jinja.as_sampled import SampledAnswers, written_between
+from chatmill.render.jinja.control_names import ControlNames
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.names import fields_read, names_read
