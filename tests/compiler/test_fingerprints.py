@@ -35,7 +35,7 @@ from chatmill.label.presets import PRESETS, _PolicyFile
 from chatmill.read.picks import Pick
 from chatmill.read.ranges import Chunk, ChunkKind
 from chatmill.render import model_template
-from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Trust, Unproved
+from chatmill.render.jinja.options import AnswerText, Expand, NoReasoning, TemplateOptions, Thinking, Trust, Unproved
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.compiler.builds import CHATML, chats, plain_recipe, write_jsonl
@@ -170,6 +170,9 @@ OPTIONS: dict[str, Any] = {
     "unproved": Unproved.UNTRAINED,
     "thinking": Thinking.AS_GIVEN,
     "last_turn_only": True,
+    "answers": AnswerText.SAMPLED,
+    "no_reasoning": NoReasoning.CLOSE,
+    "thinking_close": "</think>",
     "whole_document": True,
     "trust": Trust.TOKENS,
     "only_drift": True,

@@ -23,6 +23,7 @@ from chatmill.label.presets import PRESETS
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.turn_documents import Counts
 from chatmill.render.model_template import ModelTemplate, TextDocuments
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
@@ -101,8 +102,8 @@ def assert_bulk_is_one_by_one(
             assert found.ids.tolist() == wanted.ids, (name, conversation)
             assert found.kinds.tolist() == with_unwanted(wanted, conversation), (name, conversation)
             assert found.messages.tolist() == wanted.messages, (name, conversation)
-            noted = [column[place] for column in (rendered.turns, rendered.unstable, rendered.untrained)]
-            assert [*noted, rendered.appended[place]] == (list(written.counts) if number == 0 else [0] * 4)
+            noted = [int(getattr(rendered, name)[place]) for name in Counts._fields]
+            assert noted == (list(written.counts) if number == 0 else [0] * len(noted))
             weights = [np.nan if m.weight is None else m.weight for m in conversation.messages]
             np.testing.assert_array_equal(found.message_weights, np.array(weights, dtype=np.float32))
             place += 1

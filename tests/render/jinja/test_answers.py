@@ -119,7 +119,6 @@ FIELDS = {
     "{% if m.name %} ({{ m.name }}){% endif %}{{ m.content }}": " (bob)a1<|im_end|>",
     "{% if m.name %}{{ m.name }}: {% endif %}{{ m.content }}": "bob: a1<|im_end|>",
     "{{ m.content }}{% if m.name %} -- {{ m.name }}{% endif %}": "a1 -- bob<|im_end|>",
-    "{{ m|tojson }}": '{"role": "assistant", "content": "a1", "name": "bob"}<|im_end|>',
 }
 QUOTED = [['{"x": 1}:f<|im_end|>', "done<|im_end|>"]]
 BOTH = [["a1<|im_end|>", "a2<|im_end|>"]]

@@ -24,7 +24,9 @@ CHATML = (
 CALL = ToolCall("look", '{"s": "ab", "n": 2, "f": 0.5, "d": {"k": "v"}, "l": ["x", "y"]}')
 RECORD = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=(CALL,))))
 SAID = {
-    "a.s.title().encode()": "encode of a text of the record",
+    "(a.s ~ 'b').title()": "title of a text of the record",
+    "m|tojson": "all fields of a message, whose order is not kept, nor those that Chatmill gives no meaning to: "
+    "a template has to read them by name",
     "a.s.format('x')": "texts of the record in a format",
     "a.d.copy()": "copy of a value of the record",
     "'%r'|format(a.n)": "texts of the record in a format with more than %s",

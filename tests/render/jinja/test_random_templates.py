@@ -138,7 +138,7 @@ CONTENTS = st.sampled_from(
         *("m.content.split('</think>')[-1]", "m.content.split('</think>') | last | trim", "m.content | tojson"),
         *("m.content.replace('a', 'bb')", "m.content | replace('\\n', ' ')", "('<i>' + m.content)", "f(m.content)"),
         *("[m.role, m.content] | join(': ')", "m.content | default('-')", "m.content.lstrip('\\n')", "m.content[1:]"),
-        *("m.get('name', 'nobody') ~ m.content", "m | tojson", "m.content | string", "m.content.rstrip() + ns.last"),
+        *("m.get('name', 'nobody') ~ m.content", "m.content | string", "m.content.rstrip() + ns.last"),
         "(m.reasoning_content | trim if m.reasoning_content is defined else '') ~ m.content",
     ]
 )

@@ -16,6 +16,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
 from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Notes, Question, ask, evaluate, kind_of_value
+from chatmill.render.jinja.message_fields import MessageFields
 from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Unproved
 from chatmill.render.jinja.record_view import Arguments, Content, InputForm, RecordView
@@ -133,7 +134,10 @@ def leaves(traced: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(traced, Traced | RecordValue):
         yield traced, plain
     if isinstance(plain, dict):
-        pairs = list(zip(traced.items(), plain.items(), strict=True))
+        if isinstance(traced, MessageFields):  # read by name alone
+            pairs = [((key, traced[key]), (key, value)) for key, value in plain.items()]
+        else:
+            pairs = list(zip(traced.items(), plain.items(), strict=True))
         for (key, value), (plain_key, plain_value) in pairs:
             yield from leaves(key, plain_key)
             yield from leaves(value, plain_value)

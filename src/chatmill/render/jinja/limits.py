@@ -153,7 +153,8 @@ def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, list):
         return list.__iter__(value)
     if isinstance(value, OTHERS):
-        return value
+        inside: Iterable[Any] = value  # type: ignore[assignment]  # mypy does not follow a tuple of types
+        return inside
     if isinstance(value, Namespace):
         try:
             held: dict[str, Any] = object.__getattribute__(value, "_Namespace__attrs")
@@ -175,7 +176,7 @@ def length_of(value: Any) -> int:
         return dict.__len__(value)
     if isinstance(value, tuple):
         return tuple.__len__(value)
-    return len(value) if isinstance(value, OTHERS) else 0
+    return len(value) if isinstance(value, OTHERS) else 0  # type: ignore[arg-type]
 
 
 def plain_numbers(values: Iterable[Any]) -> list[int]:
