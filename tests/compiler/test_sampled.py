@@ -374,3 +374,55 @@ def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
     assert [error.code for _, error in failed] == ["bad_token_ids"]
     both = [Conversation((call,)), Conversation((HI, Message(Role.ASSISTANT, "yes")))]
     assert render(both, template()).kept.tolist() == [0, 1]
+
+
+CHECKED: list[tuple[dict[str, Any], str]] = [
+    ({"token_ids": ids_of(f"{THINK}ok<|im_end|>")}, ""),
+    ({"token_ids": ids_of(f"{THINK}o") + ids_of("k<|im_end|>")}, ""),
+    ({"token_ids": ids_of("no<|im_end|>")}, "tokens_differ"),
+    ({"token_ids": ids_of(f"{THINK}no<|im_end|>")}, "tokens_differ"),
+    ({"token_ids": [10**7]}, "bad_token_ids"),
+    ({"token_ids": ids_of(f"{THINK}ok<|im_end|>"), "finish_reason": "length"}, "bad_token_ids"),
+]
+"""An earlier answer, "ok", which Qwen3 writes as history without the empty reasoning that its prompt opens."""
+
+
+@pytest.mark.parametrize("untrained", [{"weight": 0}, {"train": False}])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_sampled_tokens_of_a_message_that_is_not_trained_are_checked_too(
+    tmp_path: Path, untrained: dict[str, Any], is_last: bool
+) -> None:
+    asked, said = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok", **untrained}
+    end = [] if is_last else [asked, {"role": "assistant", "content": "trained"}]
+    begin = [asked, {"role": "assistant", "content": "trained"}] if is_last else []
+    records = [
+        {"id": f"{n}", "messages": [*begin, asked, {**said, **more}, *end]} for n, (more, _) in enumerate(CHECKED)
+    ]
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    for expand in ("turns", "tree", "none", "last"):
+        options: dict[str, Any] = {"on_error": "quarantine", "expand": expand}
+        ledger = proved(recipe_of(path, **options), tmp_path / expand)
+        rejected = [json.loads(line) for line in (tmp_path / expand / "rejected.jsonl").read_text().splitlines()]
+        wanted = {f"{n}": code for n, (_, code) in enumerate(CHECKED) if code}
+        assert {entry["id"]: entry["reason"] for entry in rejected} == wanted
+        place = len(begin) + 1
+        assert all(entry["field"].startswith(f"messages[{place}]") for entry in rejected)
+        assert ledger.total_notes("sampled_differ") == 0
+    trusted = proved(recipe_of(path, on_error="quarantine", trust="tokens"), tmp_path / "trusted")
+    assert trusted.reasons("quarantined") == {"bad_token_ids": 2}
+    assert trusted.total_notes("sampled_differ") == 2
+
+
+def test_sampled_tokens_that_nobody_can_check_are_counted(tmp_path: Path) -> None:
+    """Without a prompt there is no text that the tokens could be held against."""
+    (tmp_path / "asks.jinja").write_text(
+        "{#-\nchatmill: template\ntokens: <|im_start|> <|im_end|>\nstops: <|im_end|>\n-#}"
+        "{%- if messages[0].role != 'user' and messages|length == 1 %}{{ raise_exception('no') }}{% endif -%}"
+        "{%- for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor -%}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant: {% endif -%}"
+    )
+    said = {"role": "assistant", "content": "ok", "weight": 0, "token_ids": ids_of("no<|im_end|>")}
+    talk = [said, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"messages": talk}])
+    ledger = proved(recipe_of(path, template=str(tmp_path / "asks.jinja")), tmp_path / "built")
+    assert ledger.total_notes("sampled_differ") == 1

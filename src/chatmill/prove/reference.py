@@ -50,6 +50,7 @@ from chatmill.render.document_items import Ids, TextPart, items_of
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.registry import bind, find_template
+from chatmill.render.sampled_context import WRONG, as_last_answer
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -186,6 +187,8 @@ class Reference:
         items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.documents]
         plain = [self._row(conversation, document) for document in items]
         resampled, sampled = self._samples.put(plain, conversation)
+        for k in self._samples.doubtful(plain, conversation):
+            sampled["sampled_differ"] += self._differs(as_last_answer(conversation, k))
         shown = shown_in(self.template, conversation)
         derived = [
             self._derived(conversation, before, shown, is_last=is_last and before is resampled[-1])
@@ -208,6 +211,22 @@ class Reference:
         notes["stops_appended"] += written.counts.appended
         notes[AS_SAMPLED] += written.counts.as_sampled
         return Claim(conversation, dict(written.options), rows, derived, shown)
+
+    def _differs(self, conversation: Conversation) -> bool:
+        """Return whether the tokens of the last answer say something else than the template writes, or nobody can tell.
+
+        A `RecordError` where that refuses the record.
+        """
+        try:
+            documents, rules = self.template.text_documents(conversation).documents, self.template.rules
+            items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in documents]
+            rows = [self._row(conversation, document) for document in items]
+            _, notes = self._samples.put(rows, conversation)
+        except RecordError as error:
+            if error.code in WRONG:
+                raise
+            return True
+        return notes["sampled_differ"] > 0 or bool(self._samples.doubtful(rows, conversation))
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:
         """Return one document as the template writes it."""

@@ -77,7 +77,7 @@ class PlainSamples:
                 continue
             if trained and self._spelled(message.token_ids or ()) == UNKNOWN:
                 raise _bad_ids("an id is not in the vocabulary", k)
-            is_other = message.token_ids is not None and not answers
+            is_other = message.token_ids is not None and not answers and message.weight != 0
             for n, place in answers.items():
                 says = self._says(rows[n], place, message)
                 wants = n in trained and self._given.trust is Trust.TOKENS and _is_whole(rows[n], place)
@@ -89,6 +89,19 @@ class PlainSamples:
             if is_other:
                 raise RecordError("the tokens say something else", code="tokens_differ", path=f"messages[{k}]")
         return sampled, notes
+
+    def doubtful(self, rows: Sequence[PlainRow], conversation: Conversation) -> list[int]:
+        """Return the messages with sampled tokens that are not trained, and whose tokens no row shows."""
+        found = []
+        for k, message in enumerate(conversation.messages):
+            answers = [(row, place) for row in rows if (place := row.answer_of(k)) is not None]
+            is_context = all(row.kinds[place[0]] & REPEATED for row, place in answers)
+            is_trained = not is_context or (not answers and message.weight != 0)
+            if message.token_ids is None or is_trained or self._given.only_drift:
+                continue
+            if not any(self._says(row, place, message) for row, place in answers):
+                found.append(k)
+        return found
 
     def _notes(
         self, rows: Sequence[PlainRow], answers: Mapping[int, Answer], trained: Sequence[int], message: Message

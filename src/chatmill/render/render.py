@@ -27,6 +27,7 @@ from chatmill.render.plans import FoundPlans, find_plans, prompt_entries
 from chatmill.render.registry import bind
 from chatmill.render.sampled import NOTES, has_samples, with_samples
 from chatmill.render.sampled_calls import find_calls, lay_calls
+from chatmill.render.sampled_context import LastAnswers, check_context
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -190,8 +191,18 @@ def _with_others(
 def _with_samples(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Return a rendering in which sampled answers are the tokens that were sampled."""
     samples = with_samples(rendered.tokens, rendered.kept, batch, bound)
+    if len(samples.doubtful):
+        samples = check_context(samples, rendered.kept, batch, lambda some: _last_answers(some, bound))
     rendered = replace(rendered, rows=SharedRows.apart(samples.tokens), sampled=samples.counts)
     return rendered.without(samples.failed, batch)
+
+
+def _last_answers(batch: Conversations, bound: ModelTemplate) -> LastAnswers:
+    """Return what the template writes for conversations that end in an answer, and how its sampled tokens fit there."""
+    with without_collector():
+        plans = find_plans(batch, bound)
+    written = _filled(batch, bound, plans, None)
+    return LastAnswers(with_samples(written.tokens, written.kept, batch, bound), written.kept, dict(written.failed))
 
 
 def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rendered:

@@ -49,6 +49,9 @@ class Sampled(NamedTuple):
     """One line per document, a column for each of `NOTES`."""
     failed: dict[int, RecordError]
     """Records whose tokens do not fit, by their number in the batch."""
+    doubtful: Ints
+    """Messages, counted in the batch, that are not trained and whose tokens no document shows: the template may have
+    changed them in the history, or they say something else."""
 
 
 class _Spans(NamedTuple):
@@ -104,17 +107,25 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
     answers.count(counts, is_same)
     if chat.given.only_drift:
         answers.count_prompts(counts)
-        return Sampled(tokens, counts, {})
+        return Sampled(tokens, counts, {}, np.empty(0, dtype=np.int64))
     is_cut_and_ended = is_cut[answers.spans.places] & is_ended
     wrong = _not_fitting(answers.spans, matches, is_taken, is_cut_and_ended, chat.tokenizer)
-    failed = failures(chain(_never_shown(spans, batch), wrong), batch, kept)
+    is_unshown = batch.messages.token_ids.present.copy()
+    is_unshown[spans.places] = False
+    is_unwanted = is_unshown & (batch.messages.weights == 0)
+    failed = failures(chain(_never_shown(is_unshown & ~is_unwanted), wrong), batch, kept)
     is_open = is_cut[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
     replaced = {int(sampled[number]): match for number, match in matches.items() if match.is_taken}
     if is_open.any() or replaced:
         tokens, begins = _rewritten(tokens, spans, is_open, replaced)
-    return Sampled(answers.with_logprobs(tokens, begins[sampled], is_taken), counts, failed)
+    is_known = np.zeros(len(batch.messages), dtype=np.bool_)
+    is_known[answers.spans.places[is_same | ~answers.spans.is_context]] = True
+    is_doubtful = is_unwanted & np.isin(batch.owners(np.arange(len(is_known))), kept)
+    is_doubtful[answers.spans.places] |= ~is_known[answers.spans.places]
+    doubtful = np.flatnonzero(is_doubtful)
+    return Sampled(answers.with_logprobs(tokens, begins[sampled], is_taken), counts, failed, doubtful)
 
 
 def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _Spans:
@@ -280,11 +291,9 @@ def failures(wrongs: Iterable[Wrong], batch: Conversations, records: Container[i
     return failed
 
 
-def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[Wrong]:
-    """Messages with sampled tokens that no document shows."""
-    shown = np.zeros(len(batch.messages), dtype=np.bool_)
-    shown[spans.places] = True
-    for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
+def _never_shown(is_unshown: Flags) -> Iterator[Wrong]:
+    """Messages with sampled tokens that no document shows, though they are to be trained."""
+    for place in np.flatnonzero(is_unshown).tolist():
         says = "the template writes nothing where these tokens belong"
         yield Wrong(place, "token_ids", code="tokens_differ", says=says)
 
