@@ -7,7 +7,6 @@ does, and a build that is resumed after the machine went down finds out by the h
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,8 +20,10 @@ from chatmill.compiler.engines.local import available_cores
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.publish import publish_folder, storing, sync_files, temporary_folder
+from chatmill.errors import FormatError
 from chatmill.store.episode_layout import WORK, shard_name
 from chatmill.store.episode_manifest import shard_from_json
+from chatmill.store.receipts import chunk_receipt
 
 RECEIPTS = "receipts"
 """In the work folder: the receipts of the chunks that are whole."""
@@ -75,7 +76,7 @@ class ChunkPlace:
     def whole_receipt(self, fingerprint: str) -> Receipt | None:
         """Return the receipt of this chunk, if its files are there with the sizes and hashes that it states."""
         try:
-            receipt: Receipt = json.loads(self.receipt.read_bytes())
+            receipt: Receipt = chunk_receipt(self.receipt.read_bytes(), str(self.receipt))
             files = [
                 (self.shard(split) / name, record) for split, name, record in shard_files(receipt, str(self.receipt))
             ]
@@ -83,7 +84,7 @@ class ChunkPlace:
                 files.append((self.rejected, FileRecord.from_json(receipt["rejected"])))
             if receipt["fingerprint"] == fingerprint and all(record.is_of(path) for path, record in files):
                 return receipt
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, FormatError):
             pass
         self.receipt.unlink(missing_ok=True)
         return None

@@ -6,7 +6,6 @@ result has the bytes of a full build.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from chatmill.compiler.inputs import InputScan, KnownFile
 from chatmill.core.checksums import FileRecord
 from chatmill.core.publish import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.receipts import read_manifest
+from chatmill.store.receipts import chunk_receipt, read_manifest
 
 
 class EarlierBuild:
@@ -35,8 +34,10 @@ class EarlierBuild:
                 self.directory / name
             ):
                 raise FormatError(f"{self.directory / name} is missing or was changed: build without --reuse")
-        lines = (self.directory / CHUNKS).read_bytes().splitlines()
-        self._receipts: list[Receipt] = [json.loads(line) for line in lines]
+        chunks = self.directory / CHUNKS
+        if not chunks.is_file():
+            raise FormatError(f"{chunks} is missing: build without --reuse")
+        self._receipts: list[Receipt] = [chunk_receipt(line, str(chunks)) for line in chunks.read_bytes().splitlines()]
         self._numbers = {receipt["fingerprint"]: number for number, receipt in enumerate(self._receipts)}
         sizes = [receipt["rejected"]["bytes"] if receipt["rejected"] else 0 for receipt in self._receipts]
         self._rejected_starts = [sum(sizes[:number]) for number in range(len(sizes))]

@@ -207,7 +207,7 @@ class Ledger:
                 notes=Counter(_flat(data["notes"], 2)),
                 padding=int(data["padding"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a ledger: {error!r}") from None
 
 

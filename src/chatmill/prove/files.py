@@ -55,19 +55,36 @@ def _is_file(path: Path) -> bool:
 def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     total = sum(record["bytes"] for record in files.values())
     records = {name: FileRecord.from_json(record) for name, record in files.items()}
+    changed: dict[str, FileRecord] = {}
     for name, record in records.items():
         book.progress("files", book.counts["bytes_hashed"], total)
         path = folder / name
         if not path.is_file():
             book.wrong(name, f"missing; {said} names it")
         else:
-            size, digest = path.stat().st_size, file_digest(path, record.hash)
-            book.counts["bytes_hashed"] += size
-            if (size, digest) != (record.bytes, record.digest):
-                was = f"{said} says {record.bytes:,} bytes with {record.digest}"
-                book.wrong(name, f"was changed: it has {size:,} bytes with the {record.hash} {digest}, {was}")
+            found = FileRecord(bytes=path.stat().st_size, digest=file_digest(path, record.hash), hash=record.hash)
+            book.counts["bytes_hashed"] += found.bytes
+            if found != record:
+                changed[name] = found
         book.counts["files"] += 1
+    for name, found in changed.items():
+        book.wrong(name, _difference(name, found, records, changed, said))
     book.compared.append(f"{len(files)} files with the sizes and hashes of {said}")
+
+
+def _difference(
+    name: str, found: FileRecord, records: Mapping[str, FileRecord], changed: Mapping[str, FileRecord], said: str
+) -> str:
+    """Say how a file differs: it is another one of the files, or has bytes that none of them has."""
+    record = records[name]
+    same = [other for other, theirs in records.items() if theirs == found]
+    swapped = next((other for other in same if changed.get(other) == record), None)
+    if swapped is not None:
+        return f"was swapped with {swapped}: each of the two holds the bytes of the other one"
+    if same and found.bytes:
+        return f"was replaced: it holds the bytes of {same[0]}, and its own are not here"
+    was = f"{said} says {record.bytes:,} bytes with {record.digest}"
+    return f"was changed: it has {found.bytes:,} bytes with the {found.hash} {found.digest}, {was}"
 
 
 def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:

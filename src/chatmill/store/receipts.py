@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from chatmill.core.canonical import canonical_json
-from chatmill.core.json_files import read_object
+from chatmill.core.json_files import NO_JSON, decoded, read_object
 from chatmill.errors import DataError, FormatError
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
@@ -27,6 +27,9 @@ EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
 """sha256 of all other keys of a receipt as canonical JSON."""
+
+_Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
+"""A second up to the end of the year 9999, the last that Python can name."""
 
 
 class _File(Struct):
@@ -51,15 +54,20 @@ class _Tokenizer(_Named):
     vocab_size: Count
     eos_id: Count | None
     pad_id: Count
+    control_tokens: list[str] = []
 
 
 class _Input(_File):
     path: str
     source: str
+    shape: str
+    lines: Count | None
     records: Count | None
 
 
 class _Scanned(Struct, rename={"home": "from"}):
+    mtime_ns: int
+    chunk_bytes: Count
     home: str = ""
 
 
@@ -68,23 +76,71 @@ class _DatasetSplit(Struct):
     tokens: Count
 
 
+class _Packing(Struct):
+    max_length: Count | None
+    overflow: str
+
+
+class _Recipe(Struct):
+    """The one part of a recipe that is read without the recipe; `recorded_recipe` checks all of it."""
+
+    packing: _Packing
+
+
+class _Ledger(Struct):
+    """By source, then role or outcome, then fate or reason, as `chatmill.core.ledger.Ledger.as_json` writes it."""
+
+    tokens: dict[str, dict[str, dict[str, Count]]]
+    records: dict[str, dict[str, dict[str, Count]]]
+    notes: dict[str, dict[str, Count]]
+    padding: Count
+
+
 class _Dataset(Struct):
     """What readers of a manifest rely on, names that become paths among it."""
 
     format: Literal["chatmill-dataset"]
     format_version: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
     package_version: str
+    git_sha: str | None
+    created_unix_s: _Moment
     fingerprint: Sha256
-    recipe: dict[str, Any]
+    recipe: _Recipe
     inputs: list[_Input]
     scanned: list[_Scanned]
     tokenizer: _Tokenizer
     template: _Named
     policy: _Named
     splits: dict[SplitName, _DatasetSplit]
-    ledger: dict[str, Any]
+    ledger: _Ledger
     files: dict[InnerPath, _File]
     contents_sha256: Sha256
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.scanned):
+            raise ValueError(f"{len(self.inputs)} inputs and {len(self.scanned)} scanned: as many of both are needed")
+
+
+class _ChunkPiece(Struct):
+    path: str
+    start: Count
+    stop: Count
+    first: Count
+    count: Count
+    digest: str
+
+
+class _Chunk(Struct):
+    """The receipt of a chunk; `chatmill.store.episode_manifest.shard_from_json` reads what it says of each split."""
+
+    number: Count
+    fingerprint: Sha256
+    pieces: list[_ChunkPiece]
+    splits: dict[SplitName, dict[str, Any]]
+    rejected: _File | None
+    ledger: _Ledger
+    left_out: dict[str, str]
+    named: dict[str, Any]
 
 
 class _ExportSource(Struct):
@@ -155,7 +211,7 @@ class _KDRenderer(Struct):
 
 class _KD(Struct):
     schema_version: Literal["synth_kd_v1"]
-    created_unix_s: Count
+    created_unix_s: _Moment
     git_sha: str | None
     package_version: str
     fingerprint: Sha256
@@ -211,6 +267,16 @@ def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] |
 def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
     """Return the manifest of a finished distillation dataset; None if there is none. Checked as that of a build is."""
     return _receipt(directory / MANIFEST, _KD, check_seal)
+
+
+def chunk_receipt(line: bytes, where: str) -> dict[str, Any]:
+    """Return the receipt of a chunk, a JSON object on a line; `where` names the file in errors."""
+    try:
+        receipt = decoded(line)
+    except NO_JSON as error:
+        raise FormatError(f"{where} is not JSON: {error}") from None
+    typed(_Chunk, receipt, where, error=FormatError)
+    return receipt  # type: ignore[no-any-return]
 
 
 def manifest_kind(directory: Path) -> str | None:
