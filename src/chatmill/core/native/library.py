@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 25
+ABI_VERSION = 26
 """The same number as in columns.c; a library with another one is of an older or newer source."""
+MOST_AT_ONCE = (1 << 31) - 1
+"""Bytes that `ctypes.string_at` can copy, which takes a C int."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
 
@@ -57,6 +59,8 @@ def struct(*members: NDArray[Any] | int | None) -> NDArray[np.int64]:
 def memory(address: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
     """Return a copy of an array that compiled code has."""
     size = count * np.dtype(dtype).itemsize
+    if size > MOST_AT_ONCE:
+        return np.frombuffer((ctypes.c_char * size).from_address(address).raw, dtype=dtype)
     return np.frombuffer(ctypes.string_at(address, size) if size else b"", dtype=dtype)
 
 

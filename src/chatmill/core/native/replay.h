@@ -12,6 +12,8 @@ enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_
 enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                            /* how a rendering ends */
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
+enum { MAX_OUTPUTS = 1 << 27, MAX_WALKS = 1 << 28 }; /* of all renderings of one conversation: a gigabyte, half a minute */
+enum { TOO_LONG = -2 };                                /* in place of what is returned of a conversation with more */
 enum { NO_CHILD = INT32_MIN };
 enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1 };
 enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
@@ -233,8 +235,11 @@ typedef struct {
     int64_t probe; /* the message that is the last one here in place of that of the conversation; NO_PROBE for none */
     value spaces[MAX_SPACES][MAX_NAMES];
     int32_t space_count, depth, is_keyed;
-    int64_t serial; /* of the conversation */
+    int64_t serial; /* of the renderings that are made together */
     int64_t record; /* of its tools and options */
+    int64_t conversation; /* whose messages have the replies that are kept by number */
+    int64_t walks; /* so far, of the renderings that are made together */
+    int32_t is_too_long;
     steps *open;    /* of the outermost loop that runs */
     int32_t step, is_bound; /* the step that runs, and whether it cannot be taken again */
     uint8_t is_changed[MAX_SPACES][MAX_NAMES]; /* by the outermost loop that runs */
@@ -365,6 +370,9 @@ EXPORT int64_t chatmill_place(replayer *r, int64_t segment, int64_t by_count)
     return 0;
 }
 
+/* Forget the replies of messages by their numbers: from now on it is another conversation that is asked. */
+EXPORT void chatmill_other_conversation(replayer *r) { r->conversation++; }
+
 /* Forget the replies of classes: from now on messages have others. */
 EXPORT void chatmill_forget_classes(replayer *r)
 {
@@ -426,7 +434,7 @@ static int64_t of_message(replayer *r, const node *n, int64_t own)
     if (n->b != OF_RECORD) at = place_of(r, at);
     column *c = &ITEM(column, r->columns, n->a);
     const int64_t place = c->by == BY_CLASS ? r->classes[at] : c->by == BY_RECORD ? 0 : at;
-    const int64_t serial = c->by == BY_CLASS ? 0 : c->by == BY_RECORD ? r->record : r->serial;
+    const int64_t serial = c->by == BY_CLASS ? 0 : c->by == BY_RECORD ? r->record : r->conversation;
     if (c->serial != serial) {
         if (c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
         c->serial = serial;
@@ -763,6 +771,8 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
                 int *breaks)
 {
     if (r->depth >= MAX_NESTING) return UNKNOWN;
+    if (++r->walks > MAX_WALKS || r->outputs.count > MAX_OUTPUTS) r->is_too_long = 1;
+    if (r->is_too_long) return FAILED;
     r->depth++;
     int64_t registers[MAX_REGISTERS], holes[MAX_HOLES + 1];
     origin origins[MAX_REGISTERS];
@@ -880,8 +890,14 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
         }
         default:
             r->is_bound = 1;
-            reply = r->probe == NO_PROBE ? r->ask(ASK_OTHER, n.a, own, r->count)
-                                         : r->ask(ASK_PROBED, n.a | r->probe << 32, own, r->count);
+            if (r->probe != NO_PROBE) {
+                reply = r->ask(ASK_PROBED, n.a | r->probe << 32, own, r->count);
+            } else if (n.b > 0 && own >= 0) { /* whatever the number of messages: its reply is kept */
+                const node kept = {OF_MESSAGE, n.b, FROM_OWN, 0};
+                reply = of_message(r, &kept, own);
+            } else {
+                reply = r->ask(ASK_OTHER, n.a, own, r->count);
+            }
             break;
         }
         if (reply < 0 && n.what != POSITION) ended = FAILED;
@@ -951,7 +967,7 @@ static void write_apart(replayer *r, rendering *one, const rendering *prompt, co
 
 /* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and after them of
  * its probes. One that is APART is made of the two before it, P(i) and A(i). Outputs are in `*outputs` until the next call.
- * Returns whether all leaves are keyed. */
+ * Returns whether all leaves are keyed, or TOO_LONG. */
 EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
                                int64_t count, const output **outputs)
 {
@@ -961,6 +977,7 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     r->is_keyed = 1;
     r->serial++;
     r->record = record;
+    r->walks = r->is_too_long = 0;
     r->watched = NO_LOOP;
     for (int64_t i = 0; i < count; i++) {
         rendering *one = &renderings[i];
@@ -975,6 +992,7 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
         } else if (i > 1) {
             write_apart(r, one, one - 2, one - 1);
         }
+        if (r->is_too_long) return TOO_LONG;
         if (one->ended != KNOWN) r->outputs.count = one->first;
         one->stop = r->outputs.count;
     }
@@ -1001,6 +1019,7 @@ EXPORT int64_t chatmill_replay_turns(replayer *r, int64_t record, const int32_t 
     r->record = record;
     r->serial++;
     r->outputs.count = r->space_count = r->depth = 0;
+    r->walks = r->is_too_long = 0;
     r->is_keyed = 1;
     r->open = NULL;
     r->count = one->count;
@@ -1015,7 +1034,7 @@ EXPORT int64_t chatmill_replay_turns(replayer *r, int64_t record, const int32_t 
     const int64_t of_turns[] = {r->is_over, r->is_keyed, r->begin, r->outputs.count - r->begin};
     memcpy(found, of_turns, sizeof of_turns);
     *outputs = r->outputs.data;
-    return r->turns;
+    return r->is_too_long ? TOO_LONG : r->turns;
 }
 
 /* The values in namespaces after `chatmill_replay_turns`: the namespace, the name, the recipe, who made it, and its

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.native.library import call, call_allocating, memory, struct
+from chatmill.errors import ChatmillError
 
 Asked = Callable[[int, int, int, int], int]
 """What is asked, and up to three numbers that say about what; the reply is a number, not negative."""
@@ -23,7 +24,12 @@ MAX_NUMBERS = 6
 """In one value."""
 MAX_SPACES = 32
 """Namespaces."""
+TOO_LONG = -2
 _FAR = 1 << 31
+
+
+class TooLongError(ChatmillError):
+    """The renderings of a conversation are too long together, or take too many turns of loops inside of loops."""
 
 
 class By(IntEnum):
@@ -264,6 +270,10 @@ class Replayer:
         """Have a segment be asked for wherever it is written."""
         self._kept("place", segment, by_count)
 
+    def other_conversation(self) -> None:
+        """Forget the replies of messages by their numbers: it is another conversation that is asked now."""
+        call("chatmill_other_conversation", self.handle)
+
     def forget_classes(self) -> None:
         """Forget all replies of messages: their classes are others now."""
         call("chatmill_forget_classes", self.handle)
@@ -297,6 +307,8 @@ class Replayer:
         shared = (self.handle, record, classes, messages)
         is_keyed = call("chatmill_replay", *shared, table, len(table), self._outputs)
         self._raise()
+        if is_keyed == TOO_LONG:
+            raise TooLongError
         flat = memory(int(self._outputs[0]), 2 * int(table[-1, 6]), np.int32)
         return Renderings(table, flat, bool(is_keyed), classes, messages)
 

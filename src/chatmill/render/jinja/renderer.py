@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
+from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings, TooLongError
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.kept_values import parts_of
@@ -20,7 +20,7 @@ from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
-from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.jinja.sandbox import MAX_STEPS, PlainSandbox
 from chatmill.render.jinja.traced import OriginLost, plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 COMPARED = 64
 """One in so many renderings in which nothing is new is compared with plain Jinja."""
+
+
+MAX_STEPS_OF_RECORD = 10 * MAX_STEPS
+"""Steps of the template in all renderings of one conversation that are made by running it: about a minute."""
 
 
 class NotFollowedError(RecordError):
@@ -169,7 +173,10 @@ class Renderer:
             return False
         listed = [(count, bool(prompt), probe) for count, prompt, probe in requests.tolist() if probe != APART]
         whole = self.many(view, listed[-1:])[0]
-        return not isinstance(whole, Refusal) and bool(self.many(view, listed)) and self.is_followed
+        if isinstance(whole, Refusal) or not self.is_followed:
+            return False
+        replayed = self._replayed(view, listed)
+        return (replayed is not None and replayed.are_known) or (bool(self.many(view, listed)) and self.is_followed)
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
         """Compare one in so many conversations in which nothing is new with plain Jinja."""
@@ -198,7 +205,14 @@ class Renderer:
             if classes is None or probes is None or probes.version != classes.version:
                 return None
             classes = Classes(np.append(classes.numbers, probes.numbers), classes.version)
-        return None if classes is None else self.tries.renderings(view, classes, requests)
+        if classes is None:
+            return None
+        try:
+            return self.tries.renderings(view, classes, requests)
+        except TooLongError:
+            raise _too_long(
+                view, "have too many parts together, or go through the template's loops too often"
+            ) from None
 
     @staticmethod
     def is_compared(view: RecordView) -> bool:
@@ -227,7 +241,15 @@ class Renderer:
             return self._as_a_whole(view, count, prompt)
         finally:
             sandbox.run = None
+            self._spend(view, sandbox)
         return outputs
+
+    @staticmethod
+    def _spend(view: RecordView, sandbox: PlainSandbox) -> None:
+        """Count the steps of a run; nothing is begun for a record that has taken too many."""
+        view.spent.steps += sandbox.steps
+        if view.spent.steps > MAX_STEPS_OF_RECORD:
+            raise _too_long(view, f"take more than {MAX_STEPS_OF_RECORD:,} steps of the template together")
 
     def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return the template's refusal; what it writes if it fails on views of messages alone, or is not followed."""
@@ -258,6 +280,8 @@ class Renderer:
             if isinstance(error, LimitError):  # origins take memory and time too
                 return _stopped(error)
             return _lost(error) if isinstance(error, OriginLost) else refusal
+        finally:
+            self._spend(view, sandbox)
         return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
@@ -335,6 +359,14 @@ def _stopped(error: LimitError) -> Refusal:
 
 def _is_stopped(outputs: list[Output] | Refusal) -> bool:
     return isinstance(outputs, Refusal) and outputs.message.startswith(STOPPED)
+
+
+def _too_long(view: RecordView, why: str) -> RecordError:
+    return RecordError(
+        f"the prompts and answers of its {len(view.roles):,} messages {why}: split the conversation, or use a template "
+        "that does not go over all messages for each of them",
+        code="conversation_too_long",
+    )
 
 
 def _lost(error: OriginLost) -> Refusal:

@@ -84,6 +84,8 @@ class Replay:
         self._given: Any = None
         """Tools and options of the latest record."""
         self._record = 0
+        self._conversation: Any = None
+        """What the replies of messages by their numbers are of."""
         self._others: list[Callable[[Turn], Any]] = []
         self._recipes: list[Recipe] = []
         self._names: dict[str, int] = {}
@@ -219,7 +221,8 @@ class Replay:
             return Does.OF_MESSAGE, self._column(question, By.RECORD), Address.RECORD
         if kind in ("same", "equal") or len(addresses) > 1:
             self._others.append(compiled(question))
-            return Does.ASKED, len(self._others) - 1
+            is_by_count = kind == "equal" or any(isinstance(address, tuple) for address in addresses)
+            return Does.ASKED, len(self._others) - 1, 0 if is_by_count else self._column(question, By.NUMBER)
         (address,) = addresses
         by = By.CLASS if kind in SEEN or self.is_keyed([at_own(question, FAR)]) else By.NUMBER
         number = self._column(at_own(question), by)
@@ -323,6 +326,10 @@ class Replay:
         if classes.version != self._version:
             self.replayer.forget_classes()
             self._version = classes.version
+        asked = view.spent, view.probes
+        if asked != self._conversation:
+            self.replayer.other_conversation()
+            self._conversation = asked
         shown = view if view.probes is None else view.probes.view
         self._turn = Turn(Replies(shown, len(shown.roles), self.shapes), ROOT, None, True)
         if view.given != self._given:
