@@ -8,6 +8,7 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.native import library
+from chatmill.core.native.replayer import Renderings, Replayer, TooLongError
 from chatmill.render.jinja import renderer as renderer_module
 from chatmill.render.jinja.replay import Replay
 from chatmill.render.render import render
@@ -50,7 +51,7 @@ def test_a_conversation_that_is_too_long_costs_itself_alone() -> None:
     assert rendered.kept.tolist() == [0, 2]
     ((index, error),) = rendered.failed
     assert (index, error.code) == (1, "conversation_too_long")
-    assert "the prompts and answers of its 20,000 messages have too many parts together" in str(error)
+    assert "the prompts and answers of its 20,000 messages have more than 134,217,728 messages together" in str(error)
 
 
 def test_memory_of_compiled_code_is_copied_in_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +93,10 @@ def test_replies_of_one_conversation_are_not_those_of_the_next() -> None:
     assert not rendered_like_plain_jinja(template, [*mixed, *mixed]).failed
 
 
-@pytest.mark.parametrize("inside", [NAME_OF_CALL, "{{ loop.changed(m.role) }}"])
-def test_a_record_that_takes_too_many_steps_together_is_refused(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rendering has a limit of its own, and there are two of them for each answer."""
+def test_a_record_that_takes_too_many_steps_together_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every rendering is made by running the template: each has a limit of its own, but there are many."""
     monkeypatch.setattr(renderer_module, "MAX_STEPS_OF_RECORD", 3_000)
-    template = of_text(CHATML.replace("INSIDE", inside))
+    template = of_text(CHATML.replace("INSIDE", "{{ loop.changed(m.role) }}"))
     rendered = render([agent(1), agent(60), agent(1)], template, collect_failures=True)
     assert rendered.kept.tolist() == [0, 2]
     assert [(index, error.code) for index, error in rendered.failed] == [(1, "conversation_too_long")]
@@ -105,8 +105,17 @@ def test_a_record_that_takes_too_many_steps_together_is_refused(inside: str, mon
 
 def test_a_refused_conversation_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was learned of it is right for the records after it."""
-    template: Any = of_text(CHATML.replace("INSIDE", NAME_OF_CALL))
-    monkeypatch.setattr(renderer_module, "MAX_STEPS_OF_RECORD", 3_000)
-    assert render([agent(60)], template, collect_failures=True).failed
+    template = of_text(CHATML.replace("INSIDE", NAME_OF_CALL))
+    replay = Replayer.replay
+    calls = iter([False, True])
+
+    def stopped(self: Replayer, *about: Any) -> Renderings:
+        if next(calls, False):
+            raise TooLongError
+        return replay(self, *about)
+
+    monkeypatch.setattr(Replayer, "replay", stopped)
+    rendered = render([agent(9)], template, collect_failures=True)
+    assert [error.code for _, error in rendered.failed] == ["conversation_too_long"]
     monkeypatch.undo()
     assert not rendered_like_plain_jinja(template, [agent(5), agent(9), talked(8), agent(20)]).failed

@@ -33,7 +33,7 @@ from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import AnswerText, Expand, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer, Sandboxes
+from chatmill.render.jinja.renderer import Renderer, Sandboxes, refuse_too_long
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -379,7 +379,8 @@ class ModelTemplate:
         return WrittenRecord((document,), Counts(0, 0, 0, 0), (), labels, answers)
 
     def check(self, view: RecordView) -> None:
-        """Refuse channels, recipients, Harmony contents and pictures that would be lost."""
+        """Refuse channels, recipients, Harmony contents and pictures that would be lost, and what is far too long."""
+        refuse_too_long(view)
         if self.expander is None and view.has_pictures:
             raise no_rule(str(self.pictures.rule))
         if not self._reads_channels and view.is_of_harmony:

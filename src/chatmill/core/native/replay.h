@@ -12,7 +12,7 @@ enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_
 enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                            /* how a rendering ends */
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
-enum { MAX_OUTPUTS = 1 << 27, MAX_WALKS = 1 << 28 }; /* of all renderings of one conversation: a gigabyte, half a minute */
+enum { MAX_OUTPUTS = 1 << 28, MAX_WALKS = 1 << 28 }; /* of all renderings of one conversation: 2 gigabytes, half a minute */
 enum { TOO_LONG = -2 };                                /* in place of what is returned of a conversation with more */
 enum { NO_CHILD = INT32_MIN };
 enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1 };

@@ -73,15 +73,6 @@ _OPTIONAL = ("name", "tool_call_id", "channel", "recipient", "content_type")
 """Texts that a message may not have, under the names that templates read."""
 
 
-class Spent:
-    """What was spent on one conversation, under all options; also what tells it from others."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.steps = 0
-        """Of the template, in all renderings."""
-
-
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
@@ -91,7 +82,7 @@ class RecordView:
             self.conversation = conversation
         else:
             self._place = conversation
-        self.form, self.spent = form, Spent()
+        self.form, self.identity = form, object()
         self._decoded: dict[tuple[int, int], Any] = {}
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""

@@ -36,8 +36,13 @@ COMPARED = 64
 """One in so many renderings in which nothing is new is compared with plain Jinja."""
 
 
-MAX_STEPS_OF_RECORD = 10 * MAX_STEPS
-"""Steps of the template in all renderings of one conversation that are made by running it: about a minute."""
+MAX_STEPS_OF_RECORD = 20 * MAX_STEPS
+"""Steps of the template in all renderings of a conversation that cannot be followed, each counted as the longest one.
+
+They take about a minute.
+"""
+MAX_RENDERED = 1 << 27
+"""Messages in all prompts and answers of one conversation, of which each has those before it."""
 
 
 class NotFollowedError(RecordError):
@@ -241,14 +246,15 @@ class Renderer:
             return self._as_a_whole(view, count, prompt)
         finally:
             sandbox.run = None
-            self._spend(view, sandbox)
         return outputs
 
     @staticmethod
-    def _spend(view: RecordView, sandbox: PlainSandbox) -> None:
-        """Count the steps of a run; nothing is begun for a record that has taken too many."""
-        view.spent.steps += sandbox.steps
-        if view.spent.steps > MAX_STEPS_OF_RECORD:
+    def _refuse_many_steps(view: RecordView, steps: int) -> None:
+        """Refuse a record whose renderings would take too long, each like one with so many steps.
+
+        Every rendering is made again: what one takes decides it, not what else is known of the template.
+        """
+        if 2 * len(view.trained) * steps > MAX_STEPS_OF_RECORD:
             raise _too_long(view, f"take more than {MAX_STEPS_OF_RECORD:,} steps of the template together")
 
     def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
@@ -280,8 +286,7 @@ class Renderer:
             if isinstance(error, LimitError):  # origins take memory and time too
                 return _stopped(error)
             return _lost(error) if isinstance(error, OriginLost) else refusal
-        finally:
-            self._spend(view, sandbox)
+        self._refuse_many_steps(view, sandbox.steps)
         return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
@@ -359,6 +364,12 @@ def _stopped(error: LimitError) -> Refusal:
 
 def _is_stopped(outputs: list[Output] | Refusal) -> bool:
     return isinstance(outputs, Refusal) and outputs.message.startswith(STOPPED)
+
+
+def refuse_too_long(view: RecordView) -> None:
+    """Raise a `RecordError` for a conversation whose prompts and answers are too long together for any memory."""
+    if 3 * sum(view.trained) > MAX_RENDERED:
+        raise _too_long(view, f"have more than {MAX_RENDERED:,} messages together")
 
 
 def _too_long(view: RecordView, why: str) -> RecordError:

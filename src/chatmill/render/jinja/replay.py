@@ -326,7 +326,7 @@ class Replay:
         if classes.version != self._version:
             self.replayer.forget_classes()
             self._version = classes.version
-        asked = view.spent, view.probes
+        asked = view.identity, view.probes
         if asked != self._conversation:
             self.replayer.other_conversation()
             self._conversation = asked
