@@ -45,7 +45,7 @@ SHOWN_SOURCES = 20
 NOTES = {
     "untrained_terminators": "answers that are trained without their end: a model may not learn to stop",
     "turns_without_proof": "answers that are context, since their mask cannot be proved",
-    AS_SAMPLED: "answers trained as a model writes them: their prompt opens reasoning that the template's history cuts",
+    AS_SAMPLED: "answers trained as a model writes them after their prompt: history has other text before or in them",
     EMPTY_ANSWERS: "answers that are empty: only the end of the turn is trained",
     "records_without_trained_tokens": "records that train nothing",
     "records_beyond_max_records": "records beyond max_records",

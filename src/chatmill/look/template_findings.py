@@ -22,8 +22,10 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
+from chatmill.render.jinja.as_sampled import EMPTY_BLOCK
 from chatmill.render.jinja.rendering import Rendering, common_start
 from chatmill.render.jinja.rules import Answer
+from chatmill.render.jinja.stops import THINKING
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -39,9 +41,8 @@ PROMPT_WORDS = {
 TEXTS = {
     "prompt_agrees": "The prompt that a served model is given is the context that is trained, in every probe that has "
     "one.",
-    "answers_as_sampled": "The generation prompt opens reasoning ({opener}) that history leaves out. So an answer is "
-    "trained as a model writes it after its prompt, in a row of its own, and the template itself proves it: given this "
-    "answer, it writes the same history. Message {message} of '{probe}': {answer}.{close}",
+    "answers_as_sampled": "The generation prompt {what}. So an answer is trained as a model writes it after its "
+    "prompt, in a row of its own{proof}. Message {message} of '{probe}': {answer}.{close}",
     "no_reasoning": "The generation prompt opens reasoning, and an answer without any has no proof: {probes}. "
     "`no_reasoning: close` trains such an answer with its reasoning closed at once; `unproved: untrained` trains "
     "nothing of it.",
@@ -168,15 +169,23 @@ def _sampled(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not found:
         return
     look, answer = found[0]
-    said = look.turns.trained(answer.message).text[answer.begin : answer.end]
+    said, opener = look.turns.trained(answer.message).text[answer.begin : answer.end], look.turns.opener(answer)
+    what = "has other white space than history where an answer begins"
+    if opener:
+        is_closed = EMPTY_BLOCK.fullmatch(opener) is not None
+        what = f"opens reasoning ({quoted(opener)}) that history leaves out"
+        if is_closed:
+            what = f"ends with an empty block of reasoning ({quoted(opener)}) that history does not have"
+    is_declared = look.turns.declares_close and any(mark in said for mark in THINKING.values())
     declared = " What is between reasoning and content is not in the template: a recipe says it (`thinking_close`)."
     yield _finding(
         "answers_as_sampled",
-        opener=quoted(look.turns.opener(answer)),
+        what=what,
+        proof=", and the template itself proves it: given this answer, it writes the same history" if opener else "",
         message=answer.message,
         probe=look.probe.name,
         answer=quoted(said),
-        close=declared if look.turns.declares_close else "",
+        close=declared if is_declared else "",
     )
 
 

@@ -8,13 +8,17 @@ text has are put into the record, and looked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from chatmill.core.conversation import Message
 from chatmill.prove.plain import PlainRecord, PlainText, SpelledToken
 from chatmill.render.jinja.options import AnswerText, NoReasoning, TemplateOptions
-from chatmill.render.jinja.stops import THINKING
+from chatmill.render.jinja.stops import BLOCKS, THINKING
+
+EMPTY_BLOCK = re.compile("|".join(rf"(?:{re.escape(a)}\s*{re.escape(b)}\s*)" for a, b in BLOCKS.items()))
+"""Reasoning that is closed at once."""
 
 
 class _Opener(NamedTuple):
@@ -58,7 +62,7 @@ def sampled_answer(
     """
     opener = _opener(record, index, prompt, given)
     if opener is None:
-        return "plain Jinja does not write its prompt as history"
+        return _without_opener(record, message, index, prompt, ended)
     for said in _said(record, message, index, opener, ended, given):
         if said.text.count(opener.close) != 1:
             return f"what ends its reasoning is there {said.text.count(opener.close)} times"
@@ -70,6 +74,54 @@ def sampled_answer(
         if is_cut or (message.tool_calls and _is_cut_without_calls(record, message, index, given_text)):
             return _after_prompt(record, message, index, opener, said.text, prompt, ended)
     return "plain Jinja makes another history of what a model would write"
+
+
+def _without_opener(
+    record: PlainRecord, message: Message, index: int, prompt: PlainText, ended: PlainText
+) -> PlainText | str | None:
+    """Return the same where a prompt has an empty block of reasoning that history lacks, or other white space."""
+    places = record.ends_of(index - 1, (index, True), (index + 1, False)) if index else None
+    if places is None:
+        return None
+    block = _block_at_end(prompt.text)
+    for size in ([block.start()] if block else []) + [len(prompt.text)]:
+        begin = _begin_of_answer(record, message, index, prompt.text[places[0] : size], places[1], ended)
+        if begin is None or (block and size == block.start() and EMPTY_BLOCK.match(ended.text[begin:])):
+            continue
+        given = prompt.text[size:] + message.content
+        shown = record.instead(index, content=given, reasoning=message.reasoning) if size < len(prompt.text) else ended
+        if isinstance(shown, str) or not (shown.text == ended.text or shown.text.startswith(prompt.text)):
+            return "plain Jinja makes another history of what a model would write"
+        by = len(prompt.text) - begin
+        tokens = [token for token in ended.tokens if token.start >= begin]
+        moved = (SpelledToken(token.start + by, token.stop + by, token.name) for token in tokens)
+        return PlainText(prompt.text + ended.text[begin:], (*prompt.tokens, *moved))
+    return "plain Jinja does not write its prompt as history"
+
+
+def _block_at_end(text: str) -> re.Match[str] | None:
+    """Find reasoning that is closed at once at the end of a prompt."""
+    return next((match for match in EMPTY_BLOCK.finditer(text) if match.end() == len(text)), None)
+
+
+def _begin_of_answer(
+    record: PlainRecord, message: Message, index: int, closing: str, at: int, ended: PlainText
+) -> int | None:
+    """Return where an answer begins in A(i): behind what closes the message before it and opens its own.
+
+    Both may have other white space. A letter before the content shows where that ends.
+    """
+    letters = r"\s*".join(map(re.escape, "".join(closing.split())))
+    header = re.compile(rf"\s*{letters}(\s*)").match(ended.text, at)
+    if header is None:
+        return None
+    (letter,) = record.letters(1)
+    shown = record.instead(index, content=letter + message.content, reasoning=message.reasoning)
+    if isinstance(shown, PlainText) and letter in shown.text and shown.text.replace(letter, "") == ended.text:
+        place = shown.text.index(letter)
+        if header.start(1) <= place <= header.end():
+            return place
+    return at + len(closing) if ended.text.startswith(closing, at) else header.end()
 
 
 def _is_cut_without_calls(record: PlainRecord, message: Message, index: int, given: str) -> bool:
@@ -123,6 +175,8 @@ def _opener(record: PlainRecord, index: int, prompt: PlainText, given: TemplateO
     mark = next((word for word in THINKING if prompt.text.rstrip().endswith(word)), None)
     if mark is not None:
         text, close = prompt.text[prompt.text.rindex(mark) :], THINKING[mark]
+    elif _block_at_end(prompt.text) is not None:
+        return None
     else:
         alone = record.instead(index, content=content, reasoning=None)
         if isinstance(alone, str):

@@ -117,6 +117,31 @@ def test_a_prompt_that_ends_with_other_words_is_no_opener() -> None:
     assert reason(of_text(header), talk(ASKED, OWN)) == "prompt_not_in_history"
 
 
+def test_an_empty_block_of_reasoning_in_the_prompt_stays_there() -> None:
+    """Gemma 4's own prompt has one where thinking is off, and its history none."""
+    block = "<|channel>thought\n<channel|>"
+    template = of_text(VERBATIM.replace("<think>\n", block))
+    (prompt, answer), *_ = rows(
+        template, talk(ASKED, Message(Role.ASSISTANT, "a"), ASKED, Message(Role.ASSISTANT, "a"))
+    )
+    assert (prompt[-len(block) :], answer) == (block, "a<|im_end|>")
+    assert survey(template, [talk(ASKED, Message(Role.ASSISTANT, "a"))]).failures == []
+    assert reason(template, talk(ASKED, OWN)) == "prompt_not_in_history"  # the template would lose the reasoning
+
+
+@pytest.mark.parametrize("content", ["a", "\n a", ""])
+def test_other_white_space_in_the_prompt_is_that_of_the_prompt(content: str) -> None:
+    """Llama 4's prompt begins with a line break that its history does not have."""
+    template = of_text(
+        VERBATIM.replace("%}<|im_start|>assistant\n<think>\n{% endif", "%}\n\n<|im_start|>assistant\n\n{% endif")
+    )
+    conversation = talk(ASKED, Message(Role.ASSISTANT, content))
+    assert rows(template, conversation) == [
+        ("<|im_start|>user\nq<|im_end|>\n\n<|im_start|>assistant\n\n", f"{content}<|im_end|>")
+    ]
+    assert survey(template, [conversation]).failures == []
+
+
 def test_history_refuses_such_answers_as_before() -> None:
     assert reason(of_text(CUTS, answers=AnswerText.HISTORY), talk(ASKED, OWN)) == "prompt_not_in_history"
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
-from chatmill.render.jinja.as_sampled import SampledAnswers, SampledTurn, not_cut
+from chatmill.render.jinja.as_sampled import SampledAnswers, is_cut, not_cut
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import Said
 from chatmill.render.jinja.looks import Looks
@@ -253,12 +252,12 @@ class Answers:
         self.opens_reasoning = self.opens_reasoning or turn is not None
         if turn is None or isinstance(turn, Answer):
             return turn
-        if any(opener != turn.opener for opener in self._sampled.values()):
+        if turn.opener and any(opener not in ("", turn.opener) for opener in self._sampled.values()):
             return Answer(index, "prompt_not_in_history", "the prompts of this record open reasoning in different ways")
         parts = tuple((text, None if e is None else shifted(e, -index)) for text, e in turn.parts)
         made = [*prompt, (self.renderer.segments.number(parts), index)]
         text = self.renderer.segments.window(made, 0, self.view).rendering.text
-        if not self._is_cut(index, turn, history.text, text):
+        if not is_cut(self.renderer, self.view, index, turn, history.text, text):
             return Answer(index, "prompt_not_in_history", not_cut(before, history))
         hidden = self._looks.hidden_in(ended, index)
         if hidden:
@@ -268,27 +267,6 @@ class Answers:
             return there
         self._apart[index], self._sampled[index] = made, turn.opener
         return there._replace(is_there=False)
-
-    def _is_cut(self, index: int, turn: SampledTurn, history: str, trained: str) -> bool:
-        """Return whether the template makes its history of what a model writes, or shows all of it; by plain Jinja."""
-        message = self.view.conversation.messages[index]
-        texts = [turn.opener + said for said in turn.said]
-        given = [message._replace(content=text, reasoning=None, has_content=True) for text in texts]
-        written = [self._plain_with(index, one) for one in given]
-        if written[0] == trained or history in written:
-            return True
-        if not message.tool_calls:
-            return False
-        # a template may write a content next to calls in another way, or not at all: what it cuts is seen without calls
-        alone = self._plain_with(index, message._replace(tool_calls=(), has_content=True))
-        return alone is not None and alone in [self._plain_with(index, one._replace(tool_calls=())) for one in given]
-
-    def _plain_with(self, index: int, message: Message) -> str | None:
-        """Return A(index) by plain Jinja with another message in its last place; None where the template refuses it."""
-        conversation = self.view.conversation
-        messages = (*conversation.messages[:index], message)
-        view = RecordView(conversation._replace(messages=messages), self.view.form)
-        return self.renderer.plain_if_any(view, index + 1, False)
 
     def _answer_in_history(self, index: int) -> Answer[Cursor]:
         prompt, ended = self.prompt(index), self.until(index)

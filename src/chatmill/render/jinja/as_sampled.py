@@ -21,9 +21,11 @@ from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Piece, Rendering, common_start, difference
 from chatmill.render.jinja.rules import Answer
-from chatmill.render.jinja.stops import THINKING, StopTokens
+from chatmill.render.jinja.stops import BLOCKS, THINKING, StopTokens
 from chatmill.render.jinja.tries import Part
 
+EMPTY_BLOCK = re.compile("|".join(rf"(?:{re.escape(a)}\s*{re.escape(b)}\s*)" for a, b in BLOCKS.items()))
+"""Reasoning that is closed at once."""
 REASONED = Message(Role.ASSISTANT, "A-one.", reasoning="R-one.")
 
 
@@ -33,18 +35,19 @@ class SampledTurn(NamedTuple):
     parts: tuple[Part, ...]
     """The answer, its stop, and what the template writes after it; paths count from the first message."""
     opener: str
-    """What the prompt has and history does not: the mark that opens reasoning, with the white space after it."""
+    """What the prompt has and history does not: the mark that opens reasoning, with the white space after it, or an
+    empty block of reasoning. Empty where only the white space is another one."""
     said: tuple[str, ...]
     """Reasoning, close and content as one text: as it is trained, and without white space around the close."""
 
 
 class _Opening(NamedTuple):
-    """Where a prompt opens reasoning, and where history goes on instead."""
+    """What a prompt ends with, and where history goes on instead."""
 
     opener: str
     mark: str
     close: str
-    """The mark that closes reasoning."""
+    """The mark that closes reasoning; empty where nothing is open: the prompt has closed it, or never opened it."""
     begin: int
     """Where A(i) goes on: after the header of the message, and after an empty block of reasoning."""
 
@@ -89,6 +92,10 @@ class SampledAnswers:
         opening = None if message.parts else self._opening(index, prompt, ended)
         if opening is None:
             return None
+        if not opening.close:
+            rest = _parts_from(ended, opening.begin)
+            is_hidden = self.is_hidden(message, index, ended)  # then another thinking switch may show it
+            return None if is_hidden else SampledTurn(rest, opening.opener, (message.content,))
         own = [piece for piece in ended.pieces if piece.owner == index]
         content = message.content
         if (message.reasoning or "").strip():
@@ -183,7 +190,8 @@ class SampledAnswers:
         lead = ended.text[start : min(own, default=len(ended.text))]
         mark = next((word for word in THINKING if tail.rstrip().endswith(word)), None)
         if mark is None:
-            return self._opening_in_words(tail, lead, start)
+            first = next((p.start - start for p in ended.pieces if p.owner == index and p.start >= start), len(lead))
+            return self._closed(tail, lead, start, first) or self._opening_in_words(tail, lead, start)
         head = tail[: tail.rindex(mark)]
         at = _behind(lead, head)
         if at is None:
@@ -191,6 +199,23 @@ class SampledAnswers:
         opens, close = re.escape(mark), THINKING[mark]
         block = re.compile(rf"\s*(?:{opens})?\s*{re.escape(close)}\s*|\s*{opens}\s*").match(lead, at)
         return _Opening(tail[len(head) :], mark, close, start + (block.end() if block else at))
+
+    @staticmethod
+    def _closed(tail: str, lead: str, start: int, first: int) -> _Opening | None:
+        """Find a prompt that has an empty block of reasoning, or other white space, where history has not.
+
+        `first` is where the message's own first text is, empty or not.
+        """
+        block = next((match for match in EMPTY_BLOCK.finditer(tail) if match.end() == len(tail)), None)
+        if block is not None:
+            at = _behind(lead, tail[: block.start()])
+            if at is not None and EMPTY_BLOCK.match(lead, at) is None:
+                return _Opening(block.group(), "", "", start + at)
+        at = _behind(lead, tail)
+        if at is None:
+            return None
+        is_blank = not lead[min(at, first) : max(at, first)].strip()
+        return _Opening("", "", "", start + (first if is_blank else at))
 
     def _opening_in_words(self, tail: str, lead: str, start: int) -> _Opening | None:
         """Find an opener of another kind (Apriel opens with a sentence): the template says by what it is closed."""
@@ -209,6 +234,31 @@ def written_between(renderer: Renderer, form: InputForm) -> str:
     places = {_field_of(piece): piece for piece in rendering.pieces if piece.owner == 1}
     reasoning, content = places.get("reasoning"), places.get("content")
     return "" if reasoning is None or content is None else rendering.text[reasoning.stop : content.start]
+
+
+def is_cut(renderer: Renderer, view: RecordView, index: int, turn: SampledTurn, history: str, trained: str) -> bool:
+    """Return whether a template makes its history of what a model writes, or shows all of it; by plain Jinja."""
+    if not turn.opener:  # history has the same, but for white space of the template
+        return True
+    message = view.conversation.messages[index]
+    texts = [turn.opener + said for said in turn.said]
+    given = [message._replace(content=text, reasoning=None, has_content=True) for text in texts]
+    written = [_plain_with(renderer, view, index, one) for one in given]
+    if written[0] == trained or history in written:
+        return True
+    if not message.tool_calls:
+        return False
+    # a template may write a content next to calls in another way, or not at all: what it cuts is seen without calls
+    alone = _plain_with(renderer, view, index, message._replace(tool_calls=(), has_content=True))
+    without_calls = [_plain_with(renderer, view, index, one._replace(tool_calls=())) for one in given]
+    return alone is not None and alone in without_calls
+
+
+def _plain_with(renderer: Renderer, view: RecordView, index: int, message: Message) -> str | None:
+    """Return A(index) by plain Jinja with another message in its last place; None where the template refuses it."""
+    messages = (*view.conversation.messages[:index], message)
+    changed = RecordView(view.conversation._replace(messages=messages), view.form)
+    return renderer.plain_if_any(changed, index + 1, False)
 
 
 def not_cut(prompt: Rendering, ended: Rendering) -> str:
@@ -233,14 +283,14 @@ def _behind(text: str, head: str) -> int | None:
         return len(head)
     letters = r"\s*".join(map(re.escape, "".join(head.split())))
     match = re.compile(rf"\s*{letters}\s*").match(text)
-    return match.end() if match else None
+    return None if match is None else match.end()
 
 
 def _parts_from(rendering: Rendering, at: int) -> tuple[Part, ...]:
     """Return what a rendering has from a character of the template on, as parts of a segment."""
     parts: list[Part] = []
     for start, stop, expression, _ in rendering.pieces:
-        if start >= at and expression is not None:
+        if at <= start < stop and expression is not None:
             parts.append((None, expression))
         elif stop > at and expression is None:
             parts.append((rendering.text[max(start, at) : stop], None))

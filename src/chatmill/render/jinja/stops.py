@@ -14,6 +14,8 @@ THINKING = {
     "<|think|>": "<|/think|>",
 }
 """The marks that open reasoning, and those that close it."""
+BLOCKS = {**THINKING, "<|channel>thought": "<channel|>"}
+"""The same, and those between which a prompt has nothing where no reasoning is wanted."""
 REASONING_MARK = re.compile("think|channel|final response", re.IGNORECASE)
 """What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`, Apriel's."""
 
