@@ -57,6 +57,11 @@ class Budget:
         """Both are what is allowed in all."""
         self.steps, self.steps_left, self.made_left = steps, steps, made
 
+    @property
+    def steps_taken(self) -> int:
+        """How many steps were counted."""
+        return self.steps - self.steps_left
+
     def step(self, count: int) -> None:
         """Count steps, before they are taken."""
         self.steps_left -= count

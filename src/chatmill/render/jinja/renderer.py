@@ -286,7 +286,7 @@ class Renderer:
             if isinstance(error, LimitError):  # origins take memory and time too
                 return _stopped(error)
             return _lost(error) if isinstance(error, OriginLost) else refusal
-        self._refuse_many_steps(view, sandbox.steps)
+        self._refuse_many_steps(view, sandbox.budget.steps_taken)
         return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
