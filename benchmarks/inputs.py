@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,18 @@ def again(paths: Sequence[Path], times: int) -> list[Path]:
                 os.link(path, link)
             found.append(link)
     return found
+
+
+def joined(paths: Sequence[Path], target: Path) -> Path:
+    """One file with the bytes of several; a file that is there is kept."""
+    if not target.exists():
+        temporary = target.with_suffix(".tmp")
+        with temporary.open("wb") as out:
+            for path in paths:
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, out, 1 << 20)
+        temporary.rename(target)
+    return target
 
 
 def exchanges(originals: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

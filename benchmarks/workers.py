@@ -1,13 +1,13 @@
 """Whole builds with several numbers of workers, next to the same chunk work in as many independent processes.
 
     python -m benchmarks.workers [--quick] [--json] [--size BYTES]
-    python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES]
+    python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES] [--one-file]
 
 The first is a part of `make bench`: 1 and 2 workers, on input that takes one worker a minute and more. The second
-prints a curve. A build is a process of its own, timed from its start to its end: interpreter, tokenizer, hashing of the
-input, publishing. *Independent processes* are the limit: each has loaded its tokenizer before the clock starts, and
-does its share of the chunks (read, render, label, write, hash, rename) without a driver. `driver` is the share of the
-driver in the processor time of the whole build.
+prints a curve, for many files of 33 MB or for the same bytes in one file. A build is a process of its own, timed from
+its start to its end: interpreter, tokenizer, hashing of the input, publishing. *Independent processes* are the limit:
+each has loaded its tokenizer before the clock starts, and does its share of the chunks (read, render, label, write,
+hash, rename) without a driver. `driver` is the share of the driver in the processor time of the whole build.
 
 The input is that of `benchmarks.compile`; where one worker would be done too soon, the same files are listed several
 times. All builds must store the same bytes (by the hashes of their manifests), and as many tokens as the chunks.
@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, run_one
-from benchmarks.inputs import again, inputs_folder, plain_records, work_folder, write_shards
+from benchmarks.inputs import again, inputs_folder, joined, plain_records, work_folder, write_shards
 from chatmill.compiler.chunk_job import compile_chunk, pipeline_of
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
@@ -166,12 +166,16 @@ def _same(builds: Sequence[Built], tokens: Sequence[int]) -> int:
     return builds[0].tokens
 
 
-def curve(counts: Sequence[int], size: int) -> None:
+def curve(counts: Sequence[int], size: int, *, one_file: bool) -> None:
     """Print a table: the limit and the build for each number of processes."""
     builds: list[Built] = []
     with work_folder() as work, inputs_folder() as folder:
-        prepare(work, write_shards(folder, size, originals=plain_records()))
-        print(f"{size / 1e6:,.0f} MB of input; M tokens/s, and times one process")
+        paths = write_shards(folder, size, originals=plain_records())
+        if one_file:
+            paths = [joined(paths, folder / f"chats-{size}.jsonl")]
+        prepare(work, paths)
+        files = "1 file" if one_file else f"{len(paths)} files"
+        print(f"{size / 1e6:,.0f} MB of input in {files}; M tokens/s, and times the first line")
         print("processes  independent         build            build/limit  seconds  driver CPU")
         first: tuple[float, float] | None = None
         for count in counts:
@@ -196,13 +200,14 @@ def main() -> int:
     parser.add_argument("--share", nargs=3)
     parser.add_argument("--curve")
     parser.add_argument("--size", type=int, default=SIZE)
+    parser.add_argument("--one-file", action="store_true")
     asked, _ = parser.parse_known_args()
     if asked.build:
         _build_here(Path(asked.build[0]), int(asked.build[1]))
     elif asked.share:
         _share_here(Path(asked.share[0]), int(asked.share[1]), int(asked.share[2]))
     elif asked.curve:
-        curve([int(count) for count in asked.curve.split(",")], asked.size)
+        curve([int(count) for count in asked.curve.split(",")], asked.size, one_file=asked.one_file)
     else:
         return run_one("workers", str(__doc__), measure, sizes={"size": (SIZE, "bytes of input")})
     return 0

@@ -63,7 +63,7 @@ def mistake(said: str, kind: Any, value: Any, name: str = "") -> str:
     said, _, path = said.replace("`", "").partition(" - at ")
     place = path.replace("$.", f"{name}." if name else "").replace("$", name) if path else name
     is_found = not path.startswith("key in ")
-    for key, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+    for key, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", path):
         is_found = is_found and index != "..."  # of the values of a mapping msgspec does not say which
         if key:
             kind = _fields(kind)[key]

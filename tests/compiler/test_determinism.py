@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler import chunk_job, inputs, run
+from chatmill.compiler import chunk_job, run, scan_jobs, spools
 from chatmill.compiler.chunk_job import ChunkJob, checked_pipeline, compile_chunk, pipeline_of
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import recipe_of
@@ -336,13 +336,18 @@ def test_another_recipe_reuses_nothing_and_other_gates_and_plans_all(grown: dict
 
 
 def test_files_that_look_unchanged_are_not_read(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, reading = list[str](), inputs._reading
+    read, read_part, spooled = list[str](), scan_jobs._read, spools._spooled
 
-    def noted(scan: Any) -> Any:
+    def noted_part(part: Any, cutter: Any) -> bytes:
+        read.append(Path(part.scan.path).name)
+        return read_part(part, cutter)
+
+    def noted_spool(scan: Any, *given: Any) -> Any:
         read.append(Path(scan.path).name)
-        return reading(scan)
+        return spooled(scan, *given)
 
-    monkeypatch.setattr(inputs, "_reading", noted)
+    monkeypatch.setattr(scan_jobs, "_read", noted_part)
+    monkeypatch.setattr(spools, "_spooled", noted_spool)
     recipe = mixed_recipe(write_inputs(fast / "in", 40))
     run_build(recipe, fast / "old", workers=0)
     path, packed = fast / "in" / "plain.jsonl", {"list.json", "packed.jsonl.gz"}

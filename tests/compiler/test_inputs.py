@@ -19,14 +19,16 @@ import pytest
 import zstandard
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
-from chatmill.compiler import chunk_job, cuts, inputs
+from chatmill.compiler import chunk_job, scan_jobs, spools
 from chatmill.compiler.chunk_job import ChunkPiece
-from chatmill.compiler.cuts import ChunkCut, line_cuts
-from chatmill.compiler.inputs import InputScan, ScannedInput, scan_input
+from chatmill.compiler.inputs import InputScan, ScannedInput
 from chatmill.compiler.recipe import Source
 from chatmill.compiler.run import BuildProgress, run_build
+from chatmill.compiler.scan_jobs import scan_input
+from chatmill.core import checksums
+from chatmill.core.checksums import Hash
 from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError, DataError, FormatError
 from chatmill.read.file_format import check_text, is_laid_out
@@ -104,19 +106,41 @@ def jsonl(draw: st.DrawFn) -> bytes:
 
 
 SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([1000, 5000, 1 << 25]))
+BLOCKS = st.sampled_from([1, 2, 7, 64, 1 << 20])
+
+
+@contextmanager
+def in_steps(block: int, tree_block: int, part: int) -> Iterator[None]:
+    """Files are read, hashed and handed to jobs in steps of these sizes."""
+    with (
+        mock.patch.object(scan_jobs, "BLOCK", block),
+        mock.patch.object(spools, "BLOCK", block),
+        mock.patch.object(checksums, "TREE_BLOCK", tree_block),
+        mock.patch.object(scan_jobs, "PART_BYTES", part),
+    ):
+        yield
+
+
+def slow_digest(data: bytes, block: int) -> str:
+    """The hash of the hashes of blocks."""
+    hashes = [xxh3_128_digest(data[start : start + block]) for start in range(0, len(data), block)]
+    return xxh3_128_hexdigest(b"".join(hashes))
 
 
 @pytest.mark.parametrize("ending", ["", *PACKERS])
-@given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 20]))
-@settings(max_examples=100)
-def test_chunks_of_jsonl_are_the_file_packed_or_not(ending: str, data: bytes, chunk_bytes: int, block: int) -> None:
-    with folder() as home, mock.patch.object(cuts, "BLOCK", block), mock.patch.object(inputs, "BLOCK", block):
+@given(data=jsonl(), chunk_bytes=SIZES, block=BLOCKS, tree_block=BLOCKS, part=SIZES)
+@settings(max_examples=150)
+def test_chunks_of_jsonl_are_the_file_packed_or_not_whatever_its_parts(
+    ending: str, data: bytes, chunk_bytes: int, block: int, tree_block: int, part: int
+) -> None:
+    with folder() as home, in_steps(block, tree_block, part):
         path = home / f"a.jsonl{ending}"
         path.write_bytes(PACKERS.get(ending, bytes)(data))
         scanned = scan(path, chunk_bytes=chunk_bytes)
         assert in_chunks(scanned) == told(read_records(path))
         file, on_disk = scanned.file, path.read_bytes()
-    assert (file.bytes, file.xxh128) == (len(on_disk), xxh3_128_hexdigest(on_disk))
+        assert file.digest == Hash.TREE_XXH128.of_file(path)
+    assert (file.bytes, file.digest) == (len(on_disk), slow_digest(on_disk, tree_block))
     assert [(c.start, c.stop, c.first, c.count) for c in scanned.chunks] == slow_cuts(data, chunk_bytes)
     assert all(chunk.bytes == chunk.stop - chunk.start for chunk in scanned.chunks)
     assert file.lines == len(data.split(b"\n")) - (data.endswith(b"\n") or not data)
@@ -288,11 +312,13 @@ def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, mon
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n' * 100)
 
-    def cuts(*given: Any) -> Iterator[ChunkCut]:
-        path.write_bytes(b"{}\n")
-        return line_cuts(*given)
+    read = scan_jobs._read
 
-    monkeypatch.setattr(inputs, "line_cuts", cuts)
+    def changed(*given: Any) -> bytes:
+        path.write_bytes(b"{}\n")
+        return read(*given)
+
+    monkeypatch.setattr(scan_jobs, "_read", changed)
     with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
         scan(path)
 
@@ -332,7 +358,7 @@ def packed(tmp_path: Path) -> Path:
 def test_a_spool_is_used_again_and_other_bytes_have_another(packed: Path) -> None:
     scanned = scan(packed, chunk_bytes=9000)
     assert len(scanned.chunks) > 5
-    with mock.patch.object(inputs, "open_bytes", side_effect=AssertionError("unpacked again")):
+    with mock.patch.object(spools, "whole_file", side_effect=AssertionError("unpacked again")):
         assert scan(packed, chunk_bytes=9000) == scanned
         os.utime(packed, ns=(1, 1))  # another time, the same bytes
         assert scan(packed, chunk_bytes=9000).chunks == scanned.chunks

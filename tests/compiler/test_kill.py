@@ -80,9 +80,15 @@ def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(sets: Sets, fast:
     sets.resume(fast / "out")
 
 
-@pytest.mark.parametrize("point", [r"before:train/shard_\d+$", f"after:{RECEIPT}"])
-def test_one_killed_worker_does_not_even_stop_the_build(sets: Sets, fast: Path, point: str) -> None:
-    with mock.patch.dict(os.environ, faults(f"{point}:3:kill_once", log=fast / "log")):
+SPOOL = r"spool/\w+-jsonl.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("point", "hit"),
+    [(r"before:train/shard_\d+$", 3), (f"after:{RECEIPT}", 3), (f"before:{SPOOL}", 1), (f"after:{SPOOL}", 1)],
+)
+def test_one_killed_worker_does_not_even_stop_the_build(sets: Sets, fast: Path, point: str, hit: int) -> None:
+    with mock.patch.dict(os.environ, faults(f"{point}:{hit}:kill_once", log=fast / "log")):
         run_build(sets.recipe, fast / "out", workers=2)
     assert faults_hit(fast / "log") == [point]
     sets.check(fast / "out")

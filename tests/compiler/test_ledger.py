@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import BuildProgress, Outcome, run_build
+from chatmill.core.checksums import TREE_BLOCK
 from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
 from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
@@ -357,7 +358,8 @@ def test_the_manifest_says_what_went_in_and_out_and_a_finished_build_is_left_alo
     assert len(manifest["inputs"]) == 4
     for entry in manifest["inputs"]:
         data = Path(entry["path"]).read_bytes()
-        assert (entry["bytes"], entry["xxh128"]) == (len(data), xxh3_128_hexdigest(data))
+        assert len(data) <= TREE_BLOCK
+        assert (entry["bytes"], entry["tree-xxh128"]) == (len(data), xxh3_128_hexdigest(xxh3_128_digest(data)))
         assert (entry["lines"] is None) != (entry["records"] is None)
     assert {entry["shape"] for entry in manifest["inputs"]} == {"openai", "alpaca", "prompt_completion"}
     canonical = json.dumps(manifest["recipe"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -10,28 +10,31 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from chatmill.compiler.inputs import InputScan, scan_input
+from chatmill.compiler import fetch_jobs
+from chatmill.compiler.inputs import InputScan
 from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.compiler.run import run_build
+from chatmill.compiler.scan_jobs import scan_input
 from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError
 from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import Raw, read_records
 from chatmill.read.ranges import chunk_records
-from tests.compiler.builds import CHATML, chats, talk, write_jsonl
+from tests.compiler.builds import CHATML, chats, digest, talk, write_jsonl
 from tools.input_files import CASES, INPUTS
 from tools.input_table import PAGE, with_table
 
 
-def build(out: Path | str, *paths: object) -> dict[str, Any]:
+def build(out: Path | str, *paths: object, workers: int = 0) -> dict[str, Any]:
     sources = [{"path": str(path)} for path in paths]
-    return run_build({"sources": sources, **CHATML, "shard_bytes": 4000}, out, workers=0).manifest
+    return run_build({"sources": sources, **CHATML, "shard_bytes": 4000}, out, workers=workers).manifest
 
 
 # Names and globs.
@@ -219,6 +222,9 @@ def test_inputs_behind_urls_give_the_same_episodes(store: Any, tmp_path: Path) -
     assert inputs == [("s3://mill/in/a.jsonl", "a"), ("s3://mill/in/b.csv", "b")]
     assert manifest["splits"]["train"]["episodes"] == len(records) + 1
     assert verify(tmp_path / "built", deep=True).passed
+    with mock.patch.object(fetch_jobs, "fetch", None):
+        build(tmp_path / "by workers", "s3://mill/in/*", workers=2)
+    assert digest(tmp_path / "by workers") == digest(tmp_path / "built"), "workers fetch"
     store.pipe_file("s3://mill/in/b.csv", b"question,answer\n2 + 2?,5\n")
     assert not verify(tmp_path / "built", deep=True).passed, "an input that has changed in the store"
 

@@ -198,7 +198,7 @@ def test_the_docs_have_a_recipe_and_every_key_with_its_default() -> None:
 def test_every_option_that_changes_bytes_changes_the_fingerprint() -> None:
     """A chunk is used again with another `pack` or `shard_bytes`, which say nothing about what is in it."""
     plain = recipe_of(SMALLEST).as_json()
-    file = InputFile(path="a", source="a", shape="openai", bytes=1, xxh128="0", lines=1, records=None, mtime_ns=1)
+    file = InputFile(path="a", source="a", shape="openai", bytes=1, digest="0", lines=1, records=None, mtime_ns=1)
 
     def prints(changes: dict[str, Any], template: str = "t", **of_file: Any) -> tuple[str, str]:
         recipe: Any = SimpleNamespace(as_json=lambda: plain | changes)
@@ -214,7 +214,7 @@ def test_every_option_that_changes_bytes_changes_the_fingerprint() -> None:
     (source,) = plain["sources"]
     for key in source:
         assert (prints({"sources": [{**source, key: "another"}]})[0] == build) == (key == "path"), key
-    for changed_file in ({"path": "b"}, {"source": "b"}, {"shape": "alpaca"}, {"xxh128": "1"}):
+    for changed_file in ({"path": "b"}, {"source": "b"}, {"shape": "alpaca"}, {"digest": "1"}):
         assert prints({}, **changed_file)[0] != build
     assert prints({}, mtime_ns=2, data="copy") == (build, chunk)
     for one, other_one in zip(prints({}, "another"), (build, chunk), strict=True):

@@ -14,8 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from chatmill.compiler import chunk_job
-from chatmill.compiler import inputs as inputs_module
+from chatmill.compiler import chunk_job, scan_jobs
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, FormatError
@@ -107,17 +106,17 @@ def test_a_sample_is_of_whole_chunks_and_the_ledger_of_the_others_is_taken_as_st
 @pytest.mark.parametrize("lost", ["first", "middle", "last"])
 def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path) -> None:
     """Build and proof cut alike, so the proof counts lines in another way too."""
-    source, scan = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 20)), inputs_module._cut_lines
+    source, scan = write_jsonl(fast / "chats.jsonl", records("oasst_en100", 20)), scan_jobs._numbered
 
     def loses(*given: Any) -> Any:
-        xxh128, path, cuts = scan(*given)
+        cuts = scan(*given)
         at = {"first": 0, "middle": len(cuts) // 2, "last": len(cuts) - 1}[lost]
         start = cuts[at].start
         length = len(source.read_bytes()[start:].splitlines(keepends=True)[0])
         cut = replace(cuts[at], start=start + length, first=cuts[at].first + 1, count=cuts[at].count - 1)
-        return xxh128, path, [*cuts[:at], cut, *cuts[at + 1 :]]
+        return [*cuts[:at], cut, *cuts[at + 1 :]]
 
-    with mock.patch.object(inputs_module, "_cut_lines", loses):
+    with mock.patch.object(scan_jobs, "_numbered", loses):
         folder = build_into(fast / "out", small_recipe(source))
         (found,) = verify(folder, deep=True).findings
     assert (found.file, "was cut wrongly" in found.message) == ("chunks.jsonl", True)

@@ -15,7 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler.inputs import InputScan, scan_input
+from chatmill.compiler.inputs import InputScan
+from chatmill.compiler.scan_jobs import scan_input
 from chatmill.errors import ChatmillError, FormatError, RecordError
 from chatmill.read import lines
 from chatmill.read.files import read_records

@@ -22,7 +22,7 @@ from chatmill.core.gc_pause import without_collector
 from chatmill.core.ledger import NULLS_LEFT_OUT, Ledger
 from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, RecordError
-from chatmill.read.columns import line_groups, read_lines
+from chatmill.read.columns import FileLines, line_groups, read_files, read_lines
 from chatmill.read.groups import group_of
 from chatmill.read.picks import PICK
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records, chunk_rows
@@ -31,6 +31,9 @@ from chatmill.read.where import WHERE, parse_where
 from chatmill.store.episode_layout import WORK
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
+
+JOINED_BYTES = 1 << 20
+"""Small files are read together up to this size."""
 
 
 class ChunkPiece(NamedTuple):
@@ -148,11 +151,11 @@ def compile_chunk(job: ChunkJob, on_rows: OnRows = lambda rows, first: None) -> 
     def write(folder: Path) -> dict[str, Any]:
         with ChunkOutput(folder, pipeline, job.pieces[0].rules) as output, without_collector():
             unwanted = _unwanted(job.pieces)
-            for piece in job.pieces:
-                output.begin_piece(piece.range)
-                for batch in _batches(piece, output, unwanted, pipeline.batch_sizes, on_rows):
+            for pieces in _read_together(job.pieces, 0 if pipeline.recipe.tree is not None else JOINED_BYTES):
+                output.begin_pieces([piece.range for piece in pieces])
+                for batch in _batches(pieces, output, unwanted, pipeline.batch_sizes, on_rows):
                     output.add(batch)
-                output.end_piece()
+                output.end_pieces()
             output.add_groups()
             return output.receipt(job.number, fingerprint=job.fingerprint, pieces=pieces_json(job.pieces))
 
@@ -185,25 +188,59 @@ def _check_reach(job: ChunkJob) -> None:
         )
 
 
+def _read_together(pieces: Sequence[ChunkPiece], most: int) -> Iterator[list[ChunkPiece]]:
+    """Put neighbours together that are read as one: small files of lines of one shape, up to `most` bytes of them.
+
+    A batch takes some milliseconds, however few records it has.
+    """
+    together: list[ChunkPiece] = []
+    names: set[str] = set()
+    room = 0
+    for piece in pieces:
+        chunk = piece.range
+        fits = _is_whole_lines(piece) and chunk.bytes <= room and chunk.before not in names
+        if together and not (fits and chunk.shape == together[0].range.shape):
+            yield together
+            together = []
+        if not together:
+            names.clear()
+            room = most if _is_whole_lines(piece) else 0
+        together.append(piece)
+        names.add(chunk.before)
+        room -= chunk.bytes
+    yield together
+
+
+def _is_whole_lines(piece: ChunkPiece) -> bool:
+    """Return whether a piece is all lines of its range."""
+    return piece.range.kind is ChunkKind.LINES and piece.max_records is None and not piece.skip
+
+
 def _batches(
-    piece: ChunkPiece, output: ChunkOutput, unwanted: Mapping[str, str], sizes: Iterator[int], on_rows: OnRows
+    pieces: Sequence[ChunkPiece],
+    output: ChunkOutput,
+    unwanted: Mapping[str, str],
+    sizes: Iterator[int],
+    on_rows: OnRows,
 ) -> Iterator[Conversations]:
-    """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger.
+    """The conversations of pieces in groups, each as often as its weight says; what is left out is in the ledger.
 
     `unwanted` has the places of records that are not asked for, with the reason.
     """
+    piece = pieces[0]
     came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
-    for batch, errors in _read(piece, sizes, on_rows):
+    for batch, errors in _read(piece, sizes, on_rows) if len(pieces) == 1 else _read_joined(pieces, sizes):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
                 output.ledger.notes[source, UNUSED + name] += count
         for error in errors:
-            output.read[piece.range.source] += 1
+            source = output.source_of(error.where)
+            output.read[source] += 1
             if error.where in unwanted:
-                output.ledger.records[piece.range.source, "skipped", unwanted[error.where]] += 1
+                output.ledger.records[source, "skipped", unwanted[error.where]] += 1
             else:
-                output.reject(error, piece.range.source)
+                output.reject(error, source)
         if unwanted:
             wanted = np.array([where not in unwanted for where in batch.wheres[:]], dtype=np.bool_)
             for place in batch.heads[~wanted[batch.heads]].tolist():
@@ -278,3 +315,21 @@ def _read(
             first, left = first + table.num_rows, left - table.num_rows
             if not left:
                 break
+
+
+def _read_joined(
+    pieces: Sequence[ChunkPiece], sizes: Iterator[int]
+) -> Iterator[tuple[Conversations, list[RecordError]]]:
+    """Read the records of several whole files of lines of one shape in batches of bounded size, likewise."""
+    files: list[FileLines] = []
+    texts: list[bytes] = []
+    number = 1
+    for chunk in (piece.range for piece in pieces):
+        files.append(FileLines(number, chunk.first, chunk.before, chunk.source))
+        text = chunk_bytes(chunk)
+        texts += [text] if text.endswith(b"\n") else [text, b"\n"]
+        number += chunk.count
+    data = b"".join(texts)
+    shape = find_shape(pieces[0].range.shape)
+    for lines in line_groups(data, sizes):
+        yield read_files(data, lines, files, shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +35,8 @@ from chatmill.store.shard_writer import ShardWriter, SourceCodes, as_bytes
 REJECTED = "rejected.jsonl"
 STATE = "state.json"
 """In the work folder: which build is at work there."""
+_LINE_NUMBER = re.compile(r"\d+$")
+"""What the place of a record ends in."""
 
 
 class ChunkOutput:
@@ -61,8 +64,10 @@ class ChunkOutput:
         """Fields that the reader does not know, and that mean something to template, policy or recipe."""
         self._rejected: list[str] = []
         """Entries of rejected records: JSON."""
-        self._rejected_here: list[tuple[int, str]] = []
-        """Line or row, and the entry, of those of the piece that is being read."""
+        self._rejected_here: list[tuple[tuple[int, int], str]] = []
+        """Piece, line or row, and the entry, of those of the pieces that are being read."""
+        self._pieces: dict[str, tuple[int, Chunk]] = {}
+        """These pieces and their numbers, by what the places of their records begin with."""
         self._named: dict[str, list[str]] = {}
         """The first records that each gate is about, in words."""
         self._left_out: dict[str, str] = {}
@@ -87,7 +92,7 @@ class ChunkOutput:
         self.ledger.records[source, "quarantined", error.code] += 1
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
-        self._rejected_here.append((line_number(error.where), line))
+        self._rejected_here.append((self._order_of(error.where), line))
         self._left_out.setdefault(error.code, f"{_named(error.record_id, error.where)}: {error.message}")
 
     def add(self, conversations: Conversations) -> None:
@@ -120,7 +125,7 @@ class ChunkOutput:
                 if end == len(codes) or text[end] - text[begin] >= BATCH_BYTES:
                     self._compile(records.take(np.arange(begin, end)), codes[begin:end])
                     begin = end
-        self.end_piece()
+        self.end_pieces()
 
     def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
         """Compile a batch and append its episodes; a fault of Chatmill costs the records that it comes with."""
@@ -189,14 +194,26 @@ class ChunkOutput:
             values |= {IMAGES.name: images.take(wanted), IMAGE_BYTES.name: data.take(wanted)}
         self._shards[split].append(tokens.lengths[wanted], values)
 
-    def begin_piece(self, chunk: Chunk) -> None:
-        """Begin a piece, which is about to be read."""
+    def begin_pieces(self, chunks: Sequence[Chunk]) -> None:
+        """Begin pieces, which are about to be read: one, or several of different files and of one shape."""
+        self._pieces = {chunk.before: (number, chunk) for number, chunk in enumerate(chunks)}
         if self._pipeline.recipe.tree is not None:
+            (chunk,) = chunks  # records that share trees are counted by their lines
             self._groups = list(record_groups(chunk, self._pipeline.recipe.tree.group))
             self._first = chunk.first
 
-    def end_piece(self) -> None:
-        """End a piece and put its rejected records in order: reading and rendering refuse separately."""
+    def source_of(self, where: str) -> str:
+        """Return what names the record at a place in these pieces, if it does not name its own source."""
+        _, chunk = self._pieces[_LINE_NUMBER.sub("", where)]
+        return chunk.source
+
+    def _order_of(self, where: str) -> tuple[int, int]:
+        """Return a key that sorts places in these pieces as they were read."""
+        number, _ = self._pieces.get(_LINE_NUMBER.sub("", where), (0, None))
+        return number, line_number(where)
+
+    def end_pieces(self) -> None:
+        """End these pieces and put their rejected records in order: reading and rendering refuse separately."""
         self._rejected += [line for _, line in sorted(self._rejected_here, key=itemgetter(0))]
         self._rejected_here = []
 
@@ -257,5 +274,5 @@ def _named(record_id: str, where: str) -> str:
 
 def line_number(where: str) -> int:
     """Return the line or row that a place such as `chats.jsonl:17` or `chats.parquet:row 17` ends in."""
-    digits = re.search(r"\d+$", where)
+    digits = _LINE_NUMBER.search(where)
     return int(digits.group()) if digits else 0

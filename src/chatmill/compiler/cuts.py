@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 from chatmill.core.checksums import Hash
 from chatmill.core.native.scan import count_lines
-from chatmill.read.lines import line_too_long
 
-BLOCK = 1 << 20
-"""Bytes of lines that are read at a time."""
 ROW_LIMIT = 65_536
 """Rows of a chunk at most, since repeated texts hardly count in the size that Parquet states."""
 SKIP_LIMIT = 4
@@ -36,42 +33,100 @@ class ChunkCut:
     """Of its bytes, if these were read by themselves."""
 
 
-def line_cuts(file: IO[bytes], chunk_bytes: int, limit: int, name: str, whole: Any) -> Iterator[ChunkCut]:
-    """Cut lines: each belongs to the chunk in which its first byte lies; chunk k begins at byte k * chunk_bytes.
+class LineCutter:
+    """Cuts lines into chunks as their bytes come by, block after block, from the beginning of a file or from anywhere.
 
-    A line longer than a chunk leaves chunks without a line, which are skipped. Only a line feed ends a line.
-    One with more than `limit` bytes is a `FormatError` that names `name`. The hash `whole` is updated with all bytes.
+    Each line belongs to the chunk in which its first byte lies; chunk k begins at byte k * chunk_bytes. A line longer
+    than a chunk leaves chunks without a line, which are skipped. Only a line feed ends a line.
+
+    A cutter of the range from `start` to `stop` (both where a chunk begins) gives the chunks that begin in it, whatever
+    the file holds elsewhere: it is fed from the byte before `start` on, so that a line feed there counts, until it
+    `is_done`. Lines are numbered from 1, the first one of the range.
     """
-    start, first, step = 0, 1, min(BLOCK, limit)
-    while True:
-        digest, stop, ended, open_bytes = Hash.XXH128.begin(), start, 0, 0
-        for block in _to_border(file, chunk_bytes - start % chunk_bytes - 1, step):
-            whole.update(block)
-            digest.update(block)
-            stop += len(block)
-            newline = block.find(b"\n")
-            open_bytes += newline if newline >= 0 else len(block)
-            if open_bytes > limit:  # a line within a block has no more bytes than that
-                raise line_too_long(name, first + ended)
-            if newline >= 0:
-                open_bytes = len(block) - block.rfind(b"\n") - 1
-                ended += count_lines(block, 0, len(block) - open_bytes)
-        if stop == start:
-            return
-        count = ended + (open_bytes > 0)
-        yield ChunkCut(start=start, stop=stop, first=first, count=count, digest=digest.hexdigest())
-        start, first = stop, first + count
 
+    def __init__(self, chunk_bytes: int, limit: int, start: int = 0, stop: int = sys.maxsize) -> None:
+        """A line may have `limit` bytes, and no block that the cutter is fed with more than that."""
+        self.long_line: int | None = None
+        """The number of a line that has more; nothing is cut from there on."""
+        self.is_done = False
+        """Whether the rest of the file makes no difference."""
+        self._cuts: list[ChunkCut] = []
+        self._chunk_bytes = chunk_bytes
+        self._limit = limit
+        self._stop = stop
+        self._position = max(start - 1, 0)
+        """Of the next byte that comes, in the file."""
+        self._is_inside = start > 0
+        """Whether this is still a line that began before the range."""
+        self._first = 1
+        self._begin(self._position)
 
-def _to_border(file: IO[bytes], size: int, step: int) -> Iterator[bytes]:
-    """Read so many bytes, and on to the end of the line; in blocks, which the allocator gives again and again."""
-    while size > 0 and (block := file.read(min(step, size))):
-        size -= len(block)
-        yield block
-    while block := file.readline(step):
-        yield block
-        if block.endswith(b"\n"):
-            return
+    def _begin(self, start: int) -> None:
+        """Begin a chunk."""
+        self._start = start
+        self._digest = Hash.XXH128.begin()
+        self._border = (start // self._chunk_bytes + 1) * self._chunk_bytes - 1
+        """The first line feed here or later ends the chunk."""
+        self._lines = 0
+        """Lines of the chunk that have ended."""
+        self._open_bytes = 0
+        """Bytes of the line that has not."""
+
+    def feed(self, block: bytes) -> None:
+        """Take the next bytes of the file."""
+        base = self._position
+        at = 0
+        self._position += len(block)
+        if self._is_inside:
+            at = self._after_line_feed(block, 0)
+            if base + (at or len(block)) >= self._stop:
+                self.is_done = True
+            if not at or self.is_done:
+                return
+            self._is_inside = False
+            self._begin(base + at)
+        while at < len(block) and not self.is_done:
+            after = self._after_line_feed(block, max(at, self._border - base))
+            self._take(block, at, after or len(block))
+            if not after or self.long_line is not None:
+                return
+            self._end(base + after)
+            self.is_done = base + after >= self._stop
+            at = after
+
+    @staticmethod
+    def _after_line_feed(block: bytes, start: int) -> int:
+        """Return where the line goes on after the first line feed from `start` on; 0 where there is none."""
+        return block.find(b"\n", start) + 1
+
+    def _take(self, block: bytes, start: int, stop: int) -> None:
+        """Add bytes to the chunk that is open."""
+        self._digest.update(memoryview(block)[start:stop])
+        feed = block.find(b"\n", start, stop)
+        self._open_bytes += (stop if feed < 0 else feed) - start
+        if self._open_bytes > self._limit:  # a line within a block has no more bytes than that
+            self.long_line = self._first + self._lines
+            self.is_done = True
+        elif feed >= 0:
+            last = block.rfind(b"\n", start, stop) + 1
+            self._lines += count_lines(block, start, last)
+            self._open_bytes = stop - last
+
+    def _end(self, stop: int) -> None:
+        """End the chunk that is open, if it has a line, and begin the next."""
+        if stop > self._start:
+            count = self._lines + (self._open_bytes > 0)
+            digest = self._digest.hexdigest()
+            self._cuts.append(ChunkCut(start=self._start, stop=stop, first=self._first, count=count, digest=digest))
+            self._first += count
+        self._begin(stop)
+
+    def finish(self) -> list[ChunkCut]:
+        """Return all chunks, when the file has ended or the cutter is done."""
+        if not self.is_done and not self._is_inside:
+            self._end(self._position)
+        self.is_done = True
+        return self._cuts
 
 
 def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int) -> list[ChunkCut]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt, shard_files
 from chatmill.compiler.cuts import ChunkCut
 from chatmill.compiler.inputs import InputScan, KnownFile
-from chatmill.core.checksums import FileRecord
+from chatmill.core.checksums import INPUT_HASH, FileRecord
 from chatmill.core.publish import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.receipts import chunk_receipt, read_manifest
@@ -41,6 +42,11 @@ class EarlierBuild:
         self._numbers = {receipt["fingerprint"]: number for number, receipt in enumerate(self._receipts)}
         sizes = [receipt["rejected"]["bytes"] if receipt["rejected"] else 0 for receipt in self._receipts]
         self._rejected_starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._pieces: dict[str, dict[int, dict[str, Any]]] = {}
+        """Of each input, by where they begin; two chunks may have parts of one."""
+        for receipt in self._receipts:
+            for piece in receipt["pieces"]:
+                self._pieces.setdefault(piece["path"], {})[piece["start"]] = piece
         self._inputs = {
             file["path"]: {**file, **seen} for file, seen in zip(manifest["inputs"], manifest["scanned"], strict=True)
         }
@@ -54,13 +60,12 @@ class EarlierBuild:
             return None
         if scan.copy or seen is None or (status.st_size, status.st_mtime_ns) != (seen["bytes"], seen["mtime_ns"]):
             return None
-        pieces = (piece for receipt in self._receipts for piece in receipt["pieces"] if piece["path"] == scan.path)
         cuts = tuple(
             ChunkCut(**{name: piece[name] for name in ("start", "stop", "first", "count", "digest")})
-            for piece in {piece["start"]: piece for piece in pieces}.values()  # two chunks may have parts of one
+            for piece in self._pieces.get(scan.path, {}).values()
         )
         whole = seen["chunk_bytes"] == scan.chunk_bytes and sum(cut.count for cut in cuts) == seen["lines"]
-        return KnownFile(xxh128=seen["xxh128"], cuts=cuts if whole else ())
+        return KnownFile(digest=seen[INPUT_HASH], cuts=cuts if whole else ())
 
     def take(self, place: ChunkPlace, fingerprint: str, *, fails: bool = False) -> Receipt | None:
         """Link the shards of a chunk to their places in another dataset; None: it has no such chunk whole.

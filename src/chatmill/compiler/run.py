@@ -121,7 +121,7 @@ def run_build(
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # refuses folders that are not ours
             options = {"lookup": earlier.known} if earlier is not None and not rehash else {}
-            planned = plan_sources(checked, work_folder(directory) / "spool", base, **options)
+            planned = plan_sources(checked, work_folder(directory) / "spool", base, executor=chosen, **options)
             fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
             build = PlannedBuild(directory, checked, pipeline, planned, fingerprint)
             outcome, manifest, counts = _run(build, chosen, job, shard, resume, on_progress, on_start, earlier)

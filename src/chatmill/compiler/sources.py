@@ -1,39 +1,31 @@
 """The sources of a recipe become files, chunks and caps, in an order that depends on nothing but the recipe.
 
-Small files share chunks, and records of one group, which share a tree or give one record, are in one chunk.
+Small files share chunks, and records of one group, which share a tree or give one record, are in one chunk. Whatever
+reads a file is a job of the executor.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chatmill.compiler.chunk_job import ChunkPiece
-from chatmill.compiler.engines.local import available_cores
-from chatmill.compiler.inputs import (
-    InputFile,
-    InputScan,
-    KnownFile,
-    fetched,
-    file_status,
-    scan_input,
-)
+from chatmill.compiler.engines.jobs import Executor
+from chatmill.compiler.fetch_jobs import fetched
+from chatmill.compiler.group_borders import whole_groups
+from chatmill.compiler.inputs import InputFile, InputScan, KnownFile, file_status
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
-from chatmill.errors import ChatmillError, DataError
+from chatmill.compiler.scan_jobs import scan_inputs
+from chatmill.errors import ChatmillError
 from chatmill.read.file_format import FileFormat
-from chatmill.read.groups import record_groups
 from chatmill.read.places import is_elsewhere, place
 from chatmill.read.shapes import find_shape
 
 Chunks = tuple[tuple[ChunkPiece, ...], ...]
-FETCHES = 8
-"""Files behind URLs that are copied at a time."""
 SMALLEST, LARGEST = 1 << 20, 32 << 20
 MANY_CHUNKS = 64
 """So many chunks, or more, has an input between 64 MiB and 2 GiB."""
@@ -59,11 +51,12 @@ def plan_sources(
     spool: Path,
     base: Path | None = None,
     lookup: Callable[[InputScan], KnownFile | None] = lambda scan: None,
+    executor: Executor | None = None,
 ) -> SourcePlan:
     """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
     A source whose records are used more than once is cut finer, so that its shards are no larger than others.
-    `lookup` returns what an earlier build knows of a file.
+    `lookup` returns what an earlier build knows of a file. `executor` reads the files; without one this process does.
     """
     scans: list[InputScan] = []
     owners: list[int] = []
@@ -83,16 +76,13 @@ def plan_sources(
                 )
             )
             owners.append(number)
-    if any(is_elsewhere(scan.path) for scan in scans):
-        with ThreadPoolExecutor(FETCHES) as threads:
-            scans = list(threads.map(fetched, scans))
+    scans = fetched(scans, executor)
     total = sum(file_status(scan).st_size for scan in scans)
     shard_bytes = recipe.shard_bytes or chunk_size(total)
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
     scans = [replace(scan, known=lookup(scan)) for scan in scans]  # which depends on the size
-    with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:  # which need no interpreter
-        scanned = list(threads.map(scan_input, scans))
+    scanned = scan_inputs(scans, executor)
     files: list[list[ChunkPiece]] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -109,7 +99,7 @@ def plan_sources(
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
     if any(group_field(source, recipe) for source in recipe.sources):
-        chunks = whole_groups(chunks, lambda source: group_field(source, recipe))
+        chunks = whole_groups(chunks, lambda source: group_field(source, recipe), executor)
     return SourcePlan(
         files=tuple(result.file for result in scanned),
         chunk_bytes=tuple(sizes),
@@ -175,58 +165,3 @@ def shared_chunks(files: Sequence[Sequence[ChunkPiece]], owners: Sequence[int], 
         ends = int(piece.range.digest[:16], 16) % shard_bytes < size
         room, last_owner = 0.0 if ends else room - size, owner
     return tuple(map(tuple, chunks))
-
-
-def whole_groups(chunks: Chunks, field_of: Callable[[Source], str | None]) -> Chunks:
-    """Move the borders of chunks so that none cuts a group: a chunk takes the rest of its last group from the next.
-
-    `field_of` gives the group field of a source, if it has one. A group whose records are neither neighbours nor in
-    one chunk is a `DataError`.
-    """
-    result: list[list[ChunkPiece]] = []
-    seen: dict[bytes, int] = {}
-    last, last_source = None, None
-    for pieces in chunks:
-        current: list[ChunkPiece] = []
-        source = pieces[0].rules
-        field = field_of(source)
-        if source is not last_source:
-            last, last_source = None, source
-        if field is None:
-            result.append(list(pieces))
-            continue
-        for piece in pieces:
-            groups = list(record_groups(piece.range, field))[: piece.max_records]
-            leading = _leading(groups, last) if last is not None and not current else 0
-            if leading:
-                result[-1].append(piece if leading == len(groups) else piece._replace(max_records=leading))
-            if leading < len(groups):
-                current.append(piece._replace(skip=leading))
-                last = _entered(seen, groups, leading, piece, len(result), field) or last
-        if current:
-            result.append(current)
-    return tuple(map(tuple, result))
-
-
-def _leading(groups: list[str | None], last: str | None) -> int:
-    """Return how many records at the beginning are of the group `last`, or of none."""
-    return next((place for place, group in enumerate(groups) if group not in (None, last)), len(groups))
-
-
-def _entered(
-    seen: dict[bytes, int], groups: list[str | None], leading: int, piece: ChunkPiece, number: int, field: str
-) -> str | None:
-    """Note the chunk of every group and return the last group."""
-    last = None
-    for at, group in enumerate(groups[leading:], piece.range.first + leading):
-        if group is not None and group != last:
-            key = hashlib.blake2b(f"{id(piece.rules)} {group}".encode(), digest_size=16).digest()
-            if seen.setdefault(key, number) != number:
-                value = group.partition("\0")[2].partition(" ")[2][:60]
-                raise DataError(
-                    f"{piece.range.before}{at}: an earlier record has the same {field}, {value!r}, and is too "
-                    f"far away to be in one group with this one: sort the input by {field}, or build with a larger "
-                    "shard_bytes, so that both are in one chunk"
-                )
-            last = group
-    return last

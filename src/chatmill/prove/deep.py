@@ -98,7 +98,7 @@ def check_records(
         workers = 0
     with TemporaryDirectory(prefix="chatmill-verify-") as spool, LocalExecutor(workers) as executor:
         executor.prepare(_load, (text, run))  # while this process cuts the inputs
-        chunks, beyond = stated_chunks(folder, manifest, recipe, Path(spool), book)
+        chunks, beyond = stated_chunks(folder, manifest, recipe, Path(spool), book, executor)
         for name, split in splits.items():
             if len(split.shards) != len(chunks):
                 raise FormatError(f"{name} has {len(split.shards)} shards, and the dataset has {len(chunks)} chunks")

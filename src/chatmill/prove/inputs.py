@@ -16,10 +16,11 @@ from msgspec.structs import replace
 
 from chatmill.compiler.chunk_job import ChunkPiece, pieces_json
 from chatmill.compiler.chunk_shards import CHUNKS
-from chatmill.compiler.inputs import InputFile
+from chatmill.compiler.engines.jobs import Executor, results_of
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import plan_sources
+from chatmill.core.checksums import INPUT_HASH
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
@@ -32,7 +33,7 @@ from chatmill.read.files import Raw, read_records
 from chatmill.read.groups import group_of, no_group
 from chatmill.read.lines import open_bytes
 from chatmill.read.picks import PICK
-from chatmill.read.places import STDIN, place
+from chatmill.read.places import STDIN, is_elsewhere, place
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
@@ -82,28 +83,32 @@ def _is_there(path: str) -> bool:
 
 
 def stated_chunks(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path, book: VerifyReport
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path, book: VerifyReport, executor: Executor
 ) -> tuple[list[StatedChunk], Counter[str]]:
-    """Cut the inputs again: the chunks, and the lines or rows of each source that `max_records` leaves out.
+    """Cut the inputs again, on an executor: the chunks, and the lines or rows that `max_records` leaves out, by source.
 
     A file that has changed is a finding, and then a `DataError`. Every line or row must be in exactly one chunk, in
     order, or left out, by a count that knows nothing of the cutter; and chunks.jsonl must say the same. A `FormatError`
     where that is not so.
     """
     inputs = manifest["inputs"]
-    planned = plan_sources(_as_recorded(recipe, [file["path"] for file in inputs]), spool)
+    planned = plan_sources(_as_recorded(recipe, [file["path"] for file in inputs]), spool, executor=executor)
     changed = 0
     for file, stated in zip(planned.files, inputs, strict=True):
-        if (file.bytes, file.xxh128) != (stated["bytes"], stated["xxh128"]):
-            said = f"the manifest says {stated['bytes']:,} and {stated['xxh128']}"
-            book.wrong(file.path, f"the input has changed: {file.bytes:,} bytes with xxh128 {file.xxh128}, {said}")
+        if (file.bytes, file.digest) != (stated["bytes"], stated[INPUT_HASH]):
+            said = f"the manifest says {stated['bytes']:,} and {stated[INPUT_HASH]}"
+            book.wrong(
+                file.path, f"the input has changed: {file.bytes:,} bytes with {INPUT_HASH} {file.digest}, {said}"
+            )
             changed += 1
     if changed:
         raise DataError(f"{changed} of {len(inputs)} inputs have changed since the build")
     book.compared.append(f"{counted(len(inputs), 'input')} with the hashes of the manifest")
     uncovered = Counter[str]()
-    for file in planned.files:
-        uncovered[file.source] += _lines(file)
+    names = [file.data or file.path for file in planned.files]
+    names = [name if is_elsewhere(name) else os.path.abspath(name) for name in names]  # workers may run elsewhere
+    for file, count in zip(planned.files, results_of(executor, plain_count, names), strict=True):
+        uncovered[file.source] += count
     path, done = "", 0
     for piece in chain.from_iterable(planned.chunks):
         chunk = piece.range
@@ -124,7 +129,8 @@ def _as_recorded(recipe: Recipe, paths: Sequence[str]) -> Recipe:
     if len(recipe.sources) == 1:
         return replace(recipe, sources=[replace(recipe.sources[0], path=list(paths))])
     found = [[str(path) for path in resolve_paths(source.patterns)] for source in recipe.sources]
-    kept = [[path for path in named if path in set(paths)] for named in found]
+    recorded = set(paths)
+    kept = [[path for path in named if path in recorded] for named in found]
     if list(chain.from_iterable(kept)) != list(paths):
         raise DataError(
             "the sources of the recipe do not give the inputs of the manifest any more, or give them in another order: "
@@ -134,9 +140,9 @@ def _as_recorded(recipe: Recipe, paths: Sequence[str]) -> Recipe:
     return replace(recipe, sources=sources)
 
 
-def _lines(file: InputFile) -> int:
-    """Lines or rows of a file, counted in the plainest way."""
-    path = Path(file.data) if file.data else place(file.path)
+def plain_count(name: str) -> int:
+    """Return the lines or rows of a file, counted in the plainest way."""
+    path = place(name)
     match file_format(path):
         case FileFormat.JSONL:
             with open_bytes(path) as lines:

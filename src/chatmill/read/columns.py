@@ -106,21 +106,38 @@ def line_groups(data: bytes, sizes: Iterator[int], first: int = 1, max_lines: in
         start, first = stop, first + count
 
 
-def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Shape) -> Read:
-    """Return the conversations of some lines; `before` is what places have before their numbers.
+class FileLines(NamedTuple):
+    """Lines of one file, in data that may have lines of several files of one shape, one after the other."""
 
-    Blank lines are passed over; `source` names the records that do not name theirs.
-    """
+    number: int
+    """The number of its first line in the data."""
+    first: int
+    """The number of this line in the file."""
+    before: str
+    """What places have before their numbers."""
+    source: str
+    """Names the records that do not name theirs."""
+
+
+def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Shape) -> Read:
+    """Return the conversations of some lines of one file; see `FileLines` for `before` and `source`."""
+    return read_files(data, lines, [FileLines(lines.number, lines.number, before, source)], shape)
+
+
+def read_files(data: bytes, lines: Lines, files: Sequence[FileLines], shape: Shape) -> Read:
+    """Return the conversations of some lines of these files, which all have one shape; blank lines are passed over."""
     names, (start, stop, first, total) = scanner_names(shape), lines
     if not names or (total == 1 and stop - start > MAX_CHARACTERS):  # columns for it would take a multiple of its bytes
-        split = enumerate(data[start:stop].split(b"\n"), first)
-        decoded = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
-        return read_one_by_one(decoded, shape, source)
+        texts = data[start:stop].split(b"\n")
+        wheres, owners = _places(first + np.arange(len(texts)), files)
+        filled = [number for number, line in enumerate(texts) if line and not line.isspace()]
+        decoded = [decode_line(texts[number], wheres[number]) for number in filled]
+        return _read_each(decoded, shape, lambda number: files[owners[filled[number]]].source)
     # Of pairs both sides are scanned, one after the other, and then their prompts.
     sides = [scan_lines(data, start, stop, one, total) for one in names]
     scanned = sides[0]
     begins = scanned.begins_line
-    wheres = [f"{before}{number}" for number in (first - 1 + np.cumsum(begins)).tolist()]
+    wheres, owners = _places(first - 1 + np.cumsum(begins), files)
     refused, tools = _tools(scanned)
 
     def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
@@ -133,7 +150,7 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
         messages=scanned.messages,
         offsets=scanned.offsets,
         ids=scanned.ids.texts,
-        sources=_sources(scanned.sources, source),
+        sources=_sources(scanned.sources, files, owners),
         tools=tools,
         options=scanned.options.texts,
         wheres=wheres,
@@ -146,7 +163,18 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
         batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
         sure &= parts_at_answers
     unused = ((name, records) for name, records in _unused(scanned, data) if name not in shape.fields)
-    return completed(batch, sure, raws, unused, shape, source)
+    return completed(batch, sure, raws, unused, shape, lambda number: files[owners[number]].source)
+
+
+def _places(numbers: Ints, files: Sequence[FileLines]) -> tuple[list[str], Ints]:
+    """Return the place of each of some lines of the data, and which of the files it is of; numbers never fall."""
+    wheres: list[str] = []
+    borders = np.searchsorted(numbers, [file.number for file in files[1:]]).tolist()
+    for file, begin, end in zip(files, [0, *borders], [*borders, len(numbers)], strict=True):
+        shift = file.first - file.number
+        wheres += [f"{file.before}{number}" for number in (numbers[begin:end] + shift).tolist()]
+    owners = np.repeat(np.arange(len(files)), np.diff([0, *borders, len(numbers)]))
+    return wheres, owners
 
 
 def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, Ints]]:
@@ -166,16 +194,17 @@ def completed(
     raws: Raws,
     unused: Iterable[tuple[str, Ints]],
     shape: Shape,
-    source: str,
+    source_of: Callable[[int], str],
 ) -> Read:
     """Return a batch of columns in which the records that are not sure are read one by one, from what `raws` gives.
 
-    `unused` are the fields that mean nothing, with the records that have something in them.
+    `unused` are the fields that mean nothing, with the records that have something in them. `source_of` gives the
+    source of a record that does not name its own.
     """
     if shape.lists and shape.system:
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
     sure = sure & ~_has_long_text(batch)
-    slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
+    slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source_of)
     sure_ones = ((name, records[sure[records]]) for name, records in unused)
     counts = unused_in_columns(sure_ones, batch.sources.take(batch.heads))
     return replace(merged(batch, sure, slow), unused=counts + unused_by_source(one for _, one in slow)), errors
@@ -204,7 +233,7 @@ def _has_long_text(batch: Conversations) -> NDArray[np.bool_]:
 
 
 def _read_declined(
-    raws: Iterable[tuple[int, Raw]], shape: Shape, source: str
+    raws: Iterable[tuple[int, Raw]], shape: Shape, source_of: Callable[[int], str]
 ) -> tuple[list[tuple[int, Conversation]], list[RecordError]]:
     """Parse records with the full reader, which knows all forms and all errors; each comes with its number.
 
@@ -214,7 +243,7 @@ def _read_declined(
     errors: list[RecordError] = []
     for number, raw in raws:
         for one in shape.embedded(raw):
-            found = conversation_or_error(one, shape, source)
+            found = conversation_or_error(one, shape, source_of(number))
             if isinstance(found, RecordError):
                 errors.append(found)
             else:
@@ -224,7 +253,12 @@ def _read_declined(
 
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
     """Return the same for all records of a batch."""
-    slow, errors = _read_declined(enumerate(raws), shape, source)
+    return _read_each(raws, shape, lambda number: source)
+
+
+def _read_each(raws: Iterable[Raw], shape: Shape, source_of: Callable[[int], str]) -> Read:
+    """Return the same where records may have different sources."""
+    slow, errors = _read_declined(enumerate(raws), shape, source_of)
     found = [one for _, one in slow]
     conversations = [side for one in found for side in one.sides]
     return replace(Conversations.of(conversations), unused=unused_by_source(found)), errors
@@ -256,11 +290,13 @@ def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
 _listed_tools = lru_cache(maxsize=256)(tools_text)  # records of one source mostly have the same tools
 
 
-def _sources(given: OptionalTexts, source: str) -> Sources:
-    """Return the source of every record; each name is decoded once."""
+def _sources(given: OptionalTexts, files: Sequence[FileLines], owners: Ints) -> Sources:
+    """Return the source of every record: its own, or that of its file; each name is decoded once."""
     texts = given.texts
     which, firsts = distinct(texts.data, texts.starts, texts.lengths)
-    return Sources.of([texts[first] or source for first in firsts.tolist()], which)
+    names = [texts[first] or files[0].source for first in firsts.tolist()]
+    numbers = np.where(texts.lengths > 0, which, len(names) + owners)
+    return Sources.of([*names, *(file.source for file in files)], numbers)
 
 
 @cache

@@ -10,7 +10,7 @@ import posixpath
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -161,6 +161,16 @@ def filesystem(url: str) -> Any:
         raise ConfigError(f"{url}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{url}: {error}. Known: {', '.join(f'{name}://' for name in NEEDS)}") from None
+
+
+def store_settings(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what fsspec is told about stores in this process; `settings` are those of another one, taken over here."""
+    try:
+        from fsspec.config import conf
+    except ImportError:  # whatever needs it names the package
+        return {}
+    conf.update(settings or {})
+    return dict(conf)
 
 
 @contextlib.contextmanager

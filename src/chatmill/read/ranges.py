@@ -89,13 +89,13 @@ def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequen
     path = Path(chunk.data)
     with _unchanged(chunk):
         if path.suffix == ".arrow":
-            for batch in _spooled_batches(path, chunk.start):
+            for batch in spooled_batches(path, chunk.start):
                 yield batch if columns is None else batch.select(columns)
         else:
             yield from parquet_batches(path, chunk.start, chunk.stop, columns=columns, batch_bytes=batch_bytes)
 
 
-def _spooled_batches(path: Path, start: int) -> Iterator[Any]:
+def spooled_batches(path: Path, start: int) -> Iterator[Any]:
     """Batches of the Arrow stream that begins at a byte of a file."""
     import pyarrow
     import pyarrow.ipc

@@ -53,7 +53,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
         some = [batch.take(pa.array(rows))] if rows else []
         return zip(rows, batch_records(some, path, numbers[rows].tolist()), strict=True)
 
-    return completed(found, sure, raws, columns.unused(), shape, source)
+    return completed(found, sure, raws, columns.unused(), shape, lambda number: source)
 
 
 class _ArrowRows:

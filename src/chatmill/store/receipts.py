@@ -22,7 +22,7 @@ from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
-FORMAT, FORMAT_VERSION = "chatmill-dataset", 4
+FORMAT, FORMAT_VERSION = "chatmill-dataset", 5
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -57,7 +57,9 @@ class _Tokenizer(_Named):
     control_tokens: list[str] = []
 
 
-class _Input(_File):
+class _Input(Struct, rename={"digest": "tree-xxh128"}):
+    bytes: Count
+    digest: Xxh128
     path: str
     source: str
     shape: str

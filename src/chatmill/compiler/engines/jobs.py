@@ -42,6 +42,14 @@ class Executor(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
+def results_of(executor: Executor | None, job: Callable[[Spec], Result], specs: Sequence[Spec]) -> list[Result]:
+    """Return what a job gives for each spec, in their order; without an executor it is done in this process."""
+    if executor is None:
+        return [job(spec) for spec in specs]
+    results = dict(executor.map(job, specs))
+    return [results[index] for index in range(len(specs))]
+
+
 class JobKilledWorkers(ChatmillError, RuntimeError):  # noqa: N818 - it names what happened
     """One job ended its worker process `MAX_KILLS` times."""
 

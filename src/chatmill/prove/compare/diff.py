@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.checksums import INPUT_HASH
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.decoder import Decoder, manifest_tokenizer
@@ -268,7 +269,7 @@ def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("tokenizer", "template", "policy"):
         said[name] = f"{manifest[name]['name']} ({manifest[name]['fingerprint'][:12]})"
     for file in manifest["inputs"]:
-        said[f"input {file['path']}"] = f"xxh128 {file['xxh128'][:12]}, {file['bytes']:,} bytes"
+        said[f"input {file['path']}"] = f"{INPUT_HASH} {file[INPUT_HASH][:12]}, {file['bytes']:,} bytes"
     said.update(_flat(manifest["recipe"], "recipe"))
     return said
 

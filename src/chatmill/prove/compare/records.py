@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.checksums import INPUT_HASH
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of
 from chatmill.store.split import Documents, Split, StoredDataset, even_ranges
@@ -151,4 +152,5 @@ def pair_records(
 
 
 def _inputs(about: Mapping[str, Any]) -> set[tuple[str, str]]:
-    return {(file["path"], file["xxh128"]) for file in about.get("inputs", ())}
+    """Return names and hashes of the inputs; exports of older versions name another hash."""
+    return {(file["path"], file.get(INPUT_HASH) or file["xxh128"]) for file in about.get("inputs", ())}
