@@ -233,7 +233,7 @@ RANGE = Chunk(
     path="a", source="a", shape="openai", kind=ChunkKind.LINES, data="/a", start=0, stop=9, first=1, count=1, bytes=9,
     file_bytes=9, file_mtime_ns=1, digest="0",
 )  # fmt: skip
-INPUT = InputFile(path="a", source="a", shape="openai", bytes=1, xxh128="0", lines=1, records=None, mtime_ns=1)
+INPUT = InputFile(path="a", source="a", shape="openai", bytes=1, digest="0", lines=1, records=None, mtime_ns=1)
 RULES_OF_SOURCE: dict[str, Any] = {
     "path": "b",
     "shape": "alpaca",
