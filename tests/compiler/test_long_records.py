@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from chatmill.compiler import inputs
-from chatmill.compiler.inputs import InputScan, scan_input
+from chatmill.compiler.inputs import InputScan
 from chatmill.compiler.run import run_build
 from chatmill.core import message_parser
 from chatmill.errors import FormatError
