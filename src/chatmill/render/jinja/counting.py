@@ -91,7 +91,7 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
 
     def weighed(self, value: Any) -> Any:
         """Return a value that is compared or hashed, after counting all that is in it."""
-        if type(value) in SCALARS:
+        if type(value) in SCALARS or isinstance(value, jinja2.Undefined):
             return value
         if isinstance(value, str):
             self.budget.step(str.__len__(value) // SMALL)
@@ -163,9 +163,10 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
 
     def finished(self, made: Any, of: Any, growth: int) -> Any:
         """Return what an operation has made of a value, after counting it; `growth` is what it was expected to be."""
-        if made is of or type(made) in SCALARS:
+        kind = type(made)
+        if made is of or kind in SCALARS:
             return made
-        if isinstance(made, str):
+        if kind is str or isinstance(made, str):
             return self.counted_text(made)
         if hasattr(type(made), "__next__"):
             return self._walked(made)
@@ -190,6 +191,8 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
             yield value
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if operator == "+" and type(left) is str and type(right) is str and len(left) + len(right) <= SMALL:
+            return self.counted_text(left + right)
         if operator == "+" and type(left) in self.texts and type(right) in self.texts:
             characters = str.__len__(left) + str.__len__(right)
             if characters > SMALL:
@@ -197,6 +200,11 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
                 self.budget.step(characters // SMALL)
                 self.budget.refuse_above(text_size(left) + text_size(right))
             return self.counted_text(left + right)
+        if operator == "+" and type(left) is list and type(right) is list:
+            count = len(left) + len(right)
+            self.budget.step(count // 100)
+            self.budget.make(TEXT_BYTES + ITEM_BYTES * count)
+            return self.operated(context, operator, left, right)
         if isinstance(left, NUMBERS) and isinstance(right, NUMBERS) and operator not in ("*", "**"):
             result = self.operated(context, operator, left, right)
             if type(result) is int and result.bit_length() > MAX_BITS:
@@ -249,7 +257,9 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
             if operation.gathers and hasattr(type(first), "__next__"):
                 first = list(first)
                 arguments = (*arguments[:place], first, *arguments[place + 1 :])
-            growth = charge(operation, first, (*arguments[place + 1 :], *named.values()), budget)
+            rest = (*arguments[place + 1 :], *named.values())
+            is_short = type(first) is str and not rest and len(first) <= SMALL and not operation.looks_always
+            growth = 0 if is_short else charge(operation, first, rest, budget)
             return self.finished(filter_(*arguments, **named), first, growth)
 
         if place:

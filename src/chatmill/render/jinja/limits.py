@@ -39,7 +39,7 @@ TEXT_BYTES, ITEM_BYTES, MADE_ITEM_BYTES, ATOM_BYTES = 56, 8, 64, 16
 
 
 SCALARS = frozenset({int, float, bool, type(None)})
-OTHERS: tuple[type, ...] = (tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+OTHERS: tuple[Any, ...] = (tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 """Types of values with others inside, beside lists and objects."""
 COUNTED = frozenset({str, list, tuple, dict, range})
 
@@ -158,7 +158,7 @@ def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, list):
         return list.__iter__(value)
     if isinstance(value, OTHERS):
-        inside: Iterable[Any] = value  # type: ignore[assignment]  # mypy does not follow a tuple of types
+        inside: Iterable[Any] = value
         return inside
     if isinstance(value, Namespace):
         try:
@@ -181,7 +181,7 @@ def length_of(value: Any) -> int:
         return dict.__len__(value)
     if isinstance(value, tuple):
         return tuple.__len__(value)
-    return len(value) if isinstance(value, OTHERS) else 0  # type: ignore[arg-type]
+    return len(value) if isinstance(value, OTHERS) else 0
 
 
 def plain_numbers(values: Iterable[Any]) -> list[int]:

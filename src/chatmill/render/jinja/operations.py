@@ -154,6 +154,7 @@ PERCENT = Operation(formatted, per(50), looks_inside=True, looks_always=True)
 LISTED = Operation(items(MADE_ITEM_BYTES), per(500), gathers=True)
 HASHED = Operation(items(2 * MADE_ITEM_BYTES), sorting, looks_inside=True, gathers=True)
 BY_NUMBER = Operation(by_number, lambda taken: per(500)(taken) + width_of(taken))
+GET = Operation(nothing, hashing)
 REPLACE = Operation(replaced, searched, looks_inside=True)
 
 FILTERS = {
@@ -210,7 +211,7 @@ OF_OTHERS = {
     "index": Operation(nothing, listed),
     "count": Operation(nothing, listed),
     "copy": Operation(items(2 * MADE_ITEM_BYTES), per(500)),
-    "get": Operation(nothing, hashing, looks_always=True),
+    "get": GET,
     **dict.fromkeys(("items", "keys", "values"), FREE),
     **dict.fromkeys(("is_integer", "as_integer_ratio", "conjugate", "bit_length", "bit_count", "hex"), FREE),
 }
@@ -228,7 +229,9 @@ OPERATORS = {
 
 def charge(operation: Operation, first: Any, rest: tuple[Any, ...], budget: Budget) -> int:
     """Count the steps of an operation, and refuse one that would make too much; return what it makes at most."""
-    if operation is FREE or (not operation.looks_always and _is_small(first, rest)):
+    if operation is FREE:
+        return 0
+    if not operation.looks_always and _is_small(rest if operation is GET else (first, *rest)):
         return 0
     whole = measured((first, *rest) if operation.looks_inside else _shallow(first, rest), budget)
     taken = Taken(first, rest, whole, length_of(first))
@@ -240,10 +243,10 @@ def charge(operation: Operation, first: Any, rest: tuple[Any, ...], budget: Budg
     return growth
 
 
-def _is_small(first: Any, rest: tuple[Any, ...]) -> bool:
+def _is_small(values: tuple[Any, ...]) -> bool:
     """Return whether there are short texts alone, and numbers."""
     size = 0
-    for value in (first, *rest):
+    for value in values:
         if isinstance(value, str):
             size += str.__len__(value)
         elif type(value) not in SCALARS:

@@ -339,7 +339,9 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _refuse_deep(text: Traced) -> None:
     """Refuse a text that is made of one that is made of one, and so on: what it is made of is compared as a whole."""
-    expression, depth = text._single(), 0
+    if len(text._atoms) > 1:
+        return
+    expression, depth = text._atoms[0][1], 0
     while expression is not None and expression[0] == "apply":
         expression, depth = expression[3], depth + 1
     if depth > MAX_DEPTH:
