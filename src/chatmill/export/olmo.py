@@ -42,13 +42,14 @@ def to_olmo_core(export: Export, *, eod_id: int | None = None) -> None:
         for number, shard in enumerate(export.shards(split, rows, added=int(eod_id is not None))):
             documents = (_ended(export, batch, size, eos, adds=eod_id is not None) for batch in shard)
             _write_part(export.folder / split, number, documents, dtype)
+    longest = export.longest_document + int(eod_id is not None)
     export.config += [
         "NumpyPackedFSLDatasetConfig(",
         f"    tokenizer=TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={export.pad_id}),",
         f'    paths=["{{out}}/{export.main_split}/token_ids_part_*.npy"], dtype="{np.dtype(dtype).name}",',
         f'    label_mask_paths=["{{out}}/{export.main_split}/labels_mask_part_*.npy"], expand_glob=True,',
         "    generate_doc_lengths=True,  # keeps the documents of a row apart",
-        "    sequence_length=...,  # a power of 2, the longest document or more: OLMo-core cuts longer ones",
+        f"    sequence_length=...,  # a power of 2, {longest:,} or more: OLMo-core cuts longer documents",
         ")",
     ]
 

@@ -90,12 +90,14 @@ def to_megatron_bridge(export: Export) -> None:
         )
     longest = max(rows.longest for rows in plans.values())
     export.config += [
-        "PackedSequenceSpecs(",
+        "# arguments of GPTSFTDatasetConfig",
+        f"seq_length={longest},",
+        "enable_offline_packing=True,",
+        "offline_packing_specs=PackedSequenceSpecs(",
         f"    packed_sequence_size={longest},",
         *(f'    packed_{split}_data_path="{{out}}/{split}",' for split in ("train", "val") if split in plans),
         f'    packed_metadata_path="{{out}}/{METADATA}",',
-        ")",
-        f"seq_length={longest}",
+        "),",
     ]
 
 
@@ -127,7 +129,7 @@ def to_skyrl(export: Export) -> None:
         return {"input_ids": batch.per_token(batch.ids), "loss_mask": batch.per_token(trained.astype(np.int8))}
 
     write_parquet(export, export.documents("SkyRL"), columns)
-    export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]']
+    export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]  # SkyRL 0.4.0 or later']
     export.config += ['eval_pretokenized_dataset_paths: ["{out}/val"]'] if "val" in export.source.splits else []
     export.config += [f"max_length: {export.longest_document}  # or more; SkyRL cuts longer documents"]
 
