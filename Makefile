@@ -77,7 +77,7 @@ test-trainers: setup
 		test -d .trainers/$$name || $(BIN)/pip install -q --no-deps --ignore-requires-python --only-binary :all: \
 			--target .trainers/$$name -r tests/export/own_readers/$$name.txt || exit 1; \
 	done
-	$(BIN)/python -m pytest -m trainers tests/export/test_own_readers.py tests/images/test_training.py
+	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py
 
 $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.txt benchmarks/requirements.txt
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)

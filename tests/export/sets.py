@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,15 @@ def aligned(shifted: list[int]) -> list[int]:
     return [-100, *shifted[:-1]]
 
 
-def written(documents: list[Document]) -> None:
-    """Leave what a reader found in the file that its command line names."""
-    plain = [([int(i) for i in ids], [int(place) for place in places]) for ids, places in documents]
-    Path(sys.argv[2]).write_text(json.dumps(plain))
+def report(read: Callable[[Path, int], tuple[list[Document], dict[str, float]]]) -> None:
+    """Run a reader on the exports of a command line, and leave what it found in the file that comes first there.
+
+    An export is given as LENGTH=FOLDER; `read` returns its documents, and what isolation checks have measured.
+    """
+    found = {}
+    for given in sys.argv[2:]:
+        length, _, folder = given.partition("=")
+        documents, measured = read(Path(folder), int(length))
+        plain = [([int(i) for i in ids], [int(place) for place in places]) for ids, places in documents]
+        found[length] = {"documents": plain, "measured": measured}
+    Path(sys.argv[1]).write_text(json.dumps(found))

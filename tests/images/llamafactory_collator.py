@@ -1,26 +1,24 @@
 """A packed export of pictures through LLaMA-Factory's own collator, next to ours: one loss and one set of positions.
 
-python -m tests.images.llamafactory_collator FOLDER
+python -m tests.images.llamafactory_collator FOLDER PACKAGES
+
+PACKAGES has LLaMA-Factory, and older packages beside it: transformers' own pictures need the installed ones.
 """
 
 import sys
-import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-stub = types.ModuleType("torchaudio")  # imported for audio, which there is none of; it has no build for every torch
-stub.__spec__ = ModuleSpec("torchaudio", None)
-sys.modules["torchaudio"] = stub
+sys.path.append(sys.argv[2])
 
-import datasets  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask  # noqa: E402
-from llamafactory.data.template import TEMPLATES  # noqa: E402
+import datasets
+import torch
+import transformers
+from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask
+from llamafactory.data.template import TEMPLATES
 
-import chatmill  # noqa: E402
-from tests.images.model_folders import picture, processor_of  # noqa: E402
-from tests.images.test_training import built_of, random_model  # noqa: E402
+import chatmill
+from tests.images.model_folders import picture, processor_of
+from tests.images.test_training import built_of, random_model
 
 folder = Path(sys.argv[1])
 shown = {"a.png": picture(64, 200), "b.jpg": picture(120, 70, "JPEG"), "c.png": picture(1000, 900)}

@@ -311,8 +311,8 @@ def test_what_llamafactory_would_show_otherwise_is_refused(
 def test_its_own_collator_makes_the_same_batch(tmp_path: Path) -> None:
     package = ROOT / ".trainers" / "llamafactory"
     assert package.is_dir(), f"{package} is missing: run `make test-trainers`"
-    command = [sys.executable, "-m", "tests.images.llamafactory_collator", str(tmp_path)]
-    paths = os.pathsep.join([str(ROOT), str(package)])
+    command = [sys.executable, "-m", "tests.images.llamafactory_collator", str(tmp_path), str(package)]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "export" / "own_readers" / "stand_ins")))
     ran = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True, check=False
     )

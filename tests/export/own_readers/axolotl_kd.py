@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 words = Tokenizer(models.WordLevel({"<pad>": 258}, unk_token="<pad>"))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", padding_side="right")
-config = DictDefault({"path": sys.argv[1], "type": None})
+config = DictDefault({"path": sys.argv[2], "type": None})
 cfg = DictDefault({"sequence_len": 6000, "dataset_num_proc": 1, "min_sample_len": 2})
 rows, _ = get_dataset_wrapper(config, None, cfg, None, load_dataset_with_config(config, use_auth_token=False))
 rows = [dict(row) for row in handle_long_seq_in_dataset(rows, cfg.sequence_len, cfg)]
@@ -32,4 +32,4 @@ for name, features in (("alone", rows), ("packed", [rows])):
         "sum": float(loss(logits, *target)) * entries,
         "entries": entries,
     }
-Path(sys.argv[2]).write_text(json.dumps(found))
+Path(sys.argv[1]).write_text(json.dumps(found))

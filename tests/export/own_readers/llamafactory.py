@@ -1,55 +1,86 @@
-"""Reads an export with LLaMA-Factory's own loader and collators: conversations, pairs or labels.
+"""Reads an export of conversations with LLaMA-Factory's own loader and collator, and tries small models on its batches.
 
-Packed documents are told apart by the 4D mask.
+Packed documents are told apart by the 4D mask, and by the positions of a batch for flash attention.
 """
 
-import json
-import sys
-import types
-from importlib.machinery import ModuleSpec
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-stub = types.ModuleType("torchaudio")  # imported for audio, which there is none of; it has no build for every torch
-stub.__spec__ = ModuleSpec("torchaudio", None)
-sys.modules["torchaudio"] = stub
+import torch
+from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask
+from llamafactory.data.loader import get_dataset
+from llamafactory.data.template import TEMPLATES
 
-import torch  # noqa: E402
-from llamafactory.data.collator import (  # noqa: E402
-    KTODataCollatorWithPadding,
-    PairwiseDataCollatorWithPadding,
-    SFTDataCollatorWith4DAttentionMask,
-)
-from llamafactory.data.loader import get_dataset  # noqa: E402
-from llamafactory.data.template import TEMPLATES  # noqa: E402
-from tokenizers import Tokenizer, models  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
+from tests.export.isolation import model_of, moved, padded_and_alone, padding_tokenizer, spans
+from tests.export.sets import Document, cut, report
 
-from tests.export.sets import cut, written  # noqa: E402
+TOKENIZER = padding_tokenizer()
 
-words = Tokenizer(models.WordLevel({"<pad>": 258}, unk_token="<pad>"))
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", padding_side="right")
-arguments = types.SimpleNamespace(tokenized_path=sys.argv[1], streaming=False)
-rows = get_dataset(None, None, arguments, None, "sft", tokenizer)["train_dataset"]
-options = {"tokenizer": tokenizer, "template": TEMPLATES["empty"], "label_pad_token_id": -100}
-if {"kto_tags", "chosen_input_ids"} & set(rows.column_names):
-    kind = KTODataCollatorWithPadding if "kto_tags" in rows.column_names else PairwiseDataCollatorWithPadding
-    batch = kind(**options)([dict(row) for row in rows])
-    names = ("input_ids", "attention_mask", "labels")
-    kept = [name for name in (*names, *(f"kl_{name}" for name in names), "kto_tags") if name in batch]
-    Path(sys.argv[2]).write_text(json.dumps({name: batch[name].tolist() for name in kept}))
-    sys.exit()
-packed = "position_ids" in rows.column_names
-collator = SFTDataCollatorWith4DAttentionMask(**options, block_diag_attn=packed)
-found = []
-for first in range(0, len(rows), 2):
-    batch = collator([dict(rows[i]) for i in range(first, min(first + 2, len(rows)))])
-    for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
-        if packed:
-            seen = mask[0] == 0
-            used = int(seen.any(dim=1).sum())
-            firsts = seen[:used].int().argmax(dim=1)
-            starts = torch.unique(firsts).tolist()
-        else:
-            used, starts = int(mask.sum()), [0]
-        found += cut(ids[:used].tolist(), labels[:used].tolist(), starts)
-written(found)
+
+def collated(rows: list[Any], attention: str, model: Any, *, packed: bool) -> dict[str, Any]:
+    """A batch as its training makes it, from the configuration that an export prints."""
+    collator = SFTDataCollatorWith4DAttentionMask(
+        tokenizer=TOKENIZER,
+        template=TEMPLATES["empty"],
+        model=model,
+        pad_to_multiple_of=8,
+        label_pad_token_id=-100,
+        block_diag_attn=packed,
+        neat_packing=packed,
+        attn_implementation=attention,
+        compute_dtype=torch.float32,
+    )
+    return dict(collator([dict(row) for row in rows]))
+
+
+def read(folder: Path, length: int) -> tuple[list[Document], dict[str, float]]:
+    """Documents of a split, and how far they move each other's logits."""
+    arguments = SimpleNamespace(tokenized_path=str(folder), streaming=False)
+    rows = get_dataset(None, None, arguments, None, "sft", TOKENIZER)["train_dataset"]
+    packed = "position_ids" in rows.column_names
+    found: list[Document] = []
+    for first in range(0, len(rows), 2):
+        batch = collated([rows[i] for i in range(first, min(first + 2, len(rows)))], "sdpa", None, packed=packed)
+        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+            if packed:
+                seen = mask[0] == 0
+                used = int(seen.any(dim=1).sum())
+                starts = torch.unique(seen[:used].int().argmax(dim=1)).tolist()
+            else:
+                used, starts = int(mask.sum()), [0]
+            found += cut(ids[:used].tolist(), labels[:used].tolist(), starts)
+    if not packed:
+        batch = collated([rows[i] for i in range(4)], "sdpa", None, packed=False)
+        return found, padded_and_alone(model_of("qwen3"), batch["input_ids"], batch["attention_mask"])
+    return found, measured(sorted(rows, key=lambda row: max(row["attention_mask"])))
+
+
+def measured(rows: list[Any]) -> dict[str, float]:
+    """How far documents of the fullest rows move each other's logits, with masks and as flash attention has them.
+
+    Without a mask, which flash attention never gets, transformers finds the documents by their positions.
+    """
+    found = {}
+    for kind in ("qwen3", "qwen3_vl"):
+        model = model_of(kind)
+        for attention, count in (("sdpa", 2), ("flash_attention_2", 1)):
+            batch = collated(rows[-count:], attention, model, packed=True)
+            ids = batch.pop("input_ids")
+            given = {name: batch[name] for name in ("attention_mask", "position_ids")}
+            bounds = []
+            for number, row in enumerate(rows[-count:]):
+                ends = row["packing_params"]["sequence_boundaries"][:-1]
+                bounds += spans([end - start for start, end in pairwise(ends)], number)
+
+            def logits(changed: torch.Tensor, model: Any = model, given: Any = given) -> torch.Tensor:
+                return model(input_ids=changed, use_cache=False, **given).logits
+
+            moves = moved(logits, ids, bounds)
+            found |= {f"{name} {kind} {attention}": value for name, value in moves.items()}
+    return found
+
+
+if __name__ == "__main__":
+    report(read)
