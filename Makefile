@@ -69,13 +69,17 @@ test-megatron: setup
 	$(BIN)/pip install -q --no-deps --ignore-requires-python --target .megatron-$(MEGATRON) megatron-core==$(MEGATRON) triton
 	PYTHONPATH=$(CURDIR)/.megatron-$(MEGATRON) $(BIN)/python -m pytest tests/megatron
 
-# Exports, read by the trainers' own classes. They are for other versions of Python and of each other's packages: each is in a
-# folder of its own, with the few packages that its reader imports.
+# Exports, read by the trainers' own classes, and trained on where a CPU can. They are for other versions of Python and of each
+# other's packages: each is in a folder of its own, with the few packages that its reader imports. One whose pins have changed is
+# installed again.
 TRAINERS := axolotl llamafactory megatron-bridge olmo-core skyrl levanter torchtitan
 test-trainers: setup
 	for name in $(TRAINERS); do \
-		test -d .trainers/$$name || $(BIN)/pip install -q --no-deps --ignore-requires-python --only-binary :all: \
+		cmp -s tests/export/own_readers/$$name.txt .trainers/$$name.txt && continue; \
+		rm -rf .trainers/$$name; \
+		$(BIN)/pip install -q --no-deps --ignore-requires-python --only-binary :all: \
 			--target .trainers/$$name -r tests/export/own_readers/$$name.txt || exit 1; \
+		cp tests/export/own_readers/$$name.txt .trainers/$$name.txt; \
 	done
 	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py
 
