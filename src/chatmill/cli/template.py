@@ -67,10 +67,12 @@ def command(
         return
 
     console = plain_console()
-    _print_facts(console, look.facts, date)
+    _print_summary(console, look)
     _print_findings(console, look)
     if look.data is not None:
         _print_share(console, look.data, str(data))
+    console.print("\nFacts", style="bold")
+    _print_facts(console, look.facts, date)
     console.print("\n\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
     for probe in look.probes:
         if probe.probe.shown:
@@ -84,6 +86,31 @@ def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordErro
     errors: list[RecordError] = []
     yield from ConversationFile(path, shape=shape, on_error=errors.append)
     yield from errors
+
+
+def _print_summary(console: Console, look: TemplateLook) -> None:
+    """Print what a person wants to know first: what is given and trained, how much is proved, and what it takes."""
+    facts, summary = look.facts, look.summary
+    probes = len(look.probes)
+    unproved = f"; not: {', '.join(summary.unproved)}" if summary.unproved else ""
+    tools = [name for name in ("definitions", "calls") if facts[f"tool_{name}"]]
+    takes = [role for role in facts["roles"] if role != "tool"] + ([f"tool {' and '.join(tools)}"] if tools else [])
+    console.print(f"{visible(facts['name'])}, in short", style="bold")
+    for label, value in (
+        ("given", _quoted(summary.given)),
+        ("trained", _quoted(summary.answer)),
+        ("stops at", ", ".join(summary.stops) or "nothing"),
+        ("takes", ", ".join(takes)),
+        ("options", ", ".join(facts["options"]) or "none"),
+        ("rows", summary.rows),
+        ("proved", f"{summary.proved} of {probes} small conversations{unproved}"),
+        ("needs", ", ".join(f"`{name}` in the recipe" for name in summary.needs) or "nothing"),
+    ):
+        print_labelled(console, label, value)
+
+
+def _quoted(text: str) -> str:
+    return visible(json.dumps(text, ensure_ascii=False), mark_newlines=False) if text else "nothing that is proved"
 
 
 def _print_facts(console: Console, look: Mapping[str, Any], date: str | None) -> None:
@@ -113,11 +140,15 @@ def _print_facts(console: Console, look: Mapping[str, Any], date: str | None) ->
 
 
 def _print_findings(console: Console, look: TemplateLook) -> None:
-    if look.findings:
-        console.print("\nFindings", style="bold")
-    for finding in look.findings:
-        print_labelled(console, "", finding.code, indent=2, gutter=0)
-        print_labelled(console, "", finding.text, indent=4, gutter=0)
+    from chatmill.look.template_findings import FINE
+
+    for title, is_fine in (("To know before training", False), ("Also so", True)):
+        findings = [finding for finding in look.findings if (finding.code in FINE) is is_fine]
+        if findings:
+            console.print(f"\n{title}", style="bold")
+        for finding in findings:
+            print_labelled(console, "", finding.code, indent=2, gutter=0)
+            print_labelled(console, "", finding.text, indent=4, gutter=0)
 
 
 def _print_share(console: Console, share: DataShare, name: str) -> None:

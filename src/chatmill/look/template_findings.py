@@ -59,7 +59,7 @@ TEXTS = {
     "to the row and counted: {probes}.",
     "history_stable": "History is never rewritten in the probes: one row holds all turns of a conversation.",
     "history_rewritten": "{who} {part}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
-    "gives such an answer a document of its own.",
+    "gives such an answer a document of its own.{others}",
     "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
     "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
     "model never writes: {example}, in {probes}.",
@@ -82,6 +82,17 @@ TEXTS = {
     "template_refuses": "Refused, in {probes}: {refused}.",
 }
 """Findings by their codes, which are stable."""
+
+
+FINE = (
+    "prompt_agrees",
+    "history_stable",
+    "tags_agree",
+    "stop_appended",
+    "white_space_trimmed",
+    "results_inside_answers",
+)
+"""Findings that say how the template is, and cost nothing."""
 
 
 class TemplateFinding(NamedTuple):
@@ -238,7 +249,8 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
         if any(len(answers) > 1 for answers in proved) and not any(look.is_opened for look in probes):
             yield _finding("history_stable")
         return
-    for name, (turns, answer) in islice(changed.items(), 3):
+    more = [name for name in changed if name != next(iter(changed))]
+    for name, (turns, answer) in islice(changed.items(), 1):
         trained, whole, begin = turns.trained(answer.message), turns.whole, answer.begin
         assert isinstance(trained, Rendering)
         same = trained.text[:begin] == whole.text[:begin]
@@ -246,7 +258,8 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
         part = f"the {'answer' if same else 'context'} of message {answer.message}"
         who = "The answer itself changes" if answer.message == len(turns.messages) - 1 else "Later messages change"
         was, now = (quoted(text[at : at + LONGEST]) for text in (trained.text, whole.text))
-        yield _finding("history_rewritten", who=who, part=part, probe=name, was=was, now=now)
+        others = f" So it is in {_listed(more)}." if more else ""
+        yield _finding("history_rewritten", who=who, part=part, probe=name, was=was, now=now, others=others)
 
 
 def _first_difference(text: str, other: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from chatmill.look.template_probes import (
     EXAMPLE_DAY,
     PAIR,
     PROBES,
+    REASONING,
     ProbeLook,
     answers_of,
     byte_vocabulary,
@@ -58,6 +59,25 @@ class DataShare:
     rows: int = 0
 
 
+class Summary(NamedTuple):
+    """What a person wants to know first."""
+
+    given: str
+    """The end of what a model is given to answer a question."""
+    answer: str
+    """What it then has to write, which is trained."""
+    stops: tuple[str, ...]
+    """The tokens that end answers."""
+    proved: int
+    """Probes of which every answer is proved."""
+    unproved: tuple[str, ...]
+    """The others, each with its code."""
+    rows: str
+    """How many rows a conversation needs."""
+    needs: tuple[str, ...]
+    """What a recipe has to say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateLook:
     """All that is known about a template."""
@@ -66,12 +86,14 @@ class TemplateLook:
     """What it is and wants, by name, in plain values."""
     findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
+    summary: Summary
     data: DataShare | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, for scripts."""
         return {
             **self.facts,
+            "summary": self.summary._asdict(),
             "findings": [finding._asdict() for finding in self.findings],
             "probes": [probe.as_json() for probe in self.probes],
             "data": msgspec.to_builtins(self.data),
@@ -121,8 +143,40 @@ def look_at_template(
         "stops": [{"token": token, "sources": said} for token, said in stop_sources(bound, vocabulary).items()],
     }
     findings = tuple(findings_of(bound, probes, vocabulary, made_up=made_up))
+    share = None if data is None else data_share(bound, data)
     return TemplateLook(
-        facts=facts, findings=findings, probes=probes, data=None if data is None else data_share(bound, data)
+        facts=facts, findings=findings, probes=probes, summary=summary_of(probes, bound.asks_for_date), data=share
+    )
+
+
+def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> Summary:
+    """Return what a person wants to know first, from the probes."""
+    by_name = {look.probe.name: look for look in probes}
+    shown = [by_name[probe.name] for probe in (REASONING, PAIR)]
+    proved = [(look, answer) for look in shown for answer in look.answers if not answer.reason]
+    given = written = ""
+    if proved:
+        look, answer = proved[0]
+        rendering = look.turns.trained(answer.message)
+        question = max((p.start for p in rendering.pieces if p.owner == 0 and p.stop <= answer.begin), default=0)
+        given, written = rendering.text[question : answer.begin], rendering.text[answer.begin : answer.end]
+        written += answer.before_stop + answer.stop if answer.is_appended else ""
+    answers = [(look, answer) for look in probes for answer in look.answers if not answer.reason]
+    is_sampled = any(look.is_as_sampled(answer) for look, answer in answers)
+    is_changed = any(not look.is_stable(answer) for look, answer in answers)
+    rows = "one for a conversation"
+    if is_sampled:
+        rows = "one for each answer whose prompt history does not have (`expand`)"
+    elif is_changed:
+        rows += ", and one more for each answer that later messages change (`expand`)"
+    return Summary(
+        given=given,
+        answer=written,
+        stops=tuple(dict.fromkeys(answer.stop for _, answer in answers)),
+        proved=sum(not look.code for look in probes),
+        unproved=tuple(f"{look.probe.name} ({look.code})" for look in probes if look.code),
+        rows=rows,
+        needs=("date",) if asks_for_date else (),
     )
 
 

@@ -329,13 +329,14 @@ class ModelTemplate:
         errors, opened = list[RecordError](), list[RecordError]()
         best: WrittenRecord | None = None
         tried: list[Answers] = []
+        given = next(self.choices(of_record))
         for options, by in self._attempts(of_record, tried):
             answers, labels = self._answers(view, options, by)
             try:
                 documents, counts = DocumentWriter(answers, labels, self.given).documents()
             except RecordError as error:
                 errors.append(error)
-                if answers.opens_reasoning and error.code not in OF_CHOICES:
+                if answers.opens_reasoning and error.code not in OF_CHOICES and options == given:
                     opened.append(error)
                 if error.code not in MENDED_BY_OPTIONS:
                     break
