@@ -13,8 +13,9 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from chatmill.compiler import inputs
+from chatmill.compiler import spools
 from chatmill.compiler.inputs import InputScan
+from chatmill.compiler.scan_jobs import scan_input
 from chatmill.compiler.run import run_build
 from chatmill.core import message_parser
 from chatmill.errors import FormatError
@@ -36,7 +37,7 @@ def test_unpacking_stops_where_a_line_exceeds_the_limit_and_leaves_nothing(
 ) -> None:
     """The rest of the file is damaged: whoever unpacks all of it meets that first."""
     monkeypatch.setattr(lines, "LINE_LIMIT", 1 << 16)
-    monkeypatch.setattr(inputs, "BLOCK", 1 << 14)
+    monkeypatch.setattr(spools, "BLOCK", 1 << 14)
     packed = PACKERS[ending](before + bytes(1 << 26))
     path = tmp_path / f"bomb{ending}"
     path.write_bytes(packed[: len(packed) * 3 // 4])

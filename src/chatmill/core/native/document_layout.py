@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.native.library import call, int64s, struct
+from chatmill.core.native.trees import rises
 from chatmill.core.texts import OptionalTexts, Texts
 
 Bytes = NDArray[np.uint8]
@@ -150,8 +151,9 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
     included, up to where a new piece of text begins in both.
     """
-    _check_stretches(table, stretches)
-    items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
+    if len(bases) != len(stretches) or len(conversations) != len(firsts) - 1 or not rises(firsts, len(stretches)):
+        raise IndexError(OUTSIDE)
+    items = np.append(0, np.cumsum(_sizes(table, stretches)))
     rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
     path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
     skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
@@ -162,9 +164,14 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     return Sharing(skips, parents, until, others[:count].copy())
 
 
-def _check_stretches(table: ItemTable, stretches: Ints) -> None:
+def _sizes(table: ItemTable, stretches: Ints) -> Ints:
+    """Return how many items each stretch has; a table that does not fit itself, and other stretches, are refused."""
+    if not rises(table.firsts, len(table.items)):
+        raise IndexError(OUTSIDE)
     if len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1:
         raise IndexError(OUTSIDE)
+    sizes: Ints = table.firsts[stretches + 1] - table.firsts[stretches]
+    return sizes
 
 
 def lay_out(
@@ -178,8 +185,10 @@ def lay_out(
     stretches, conversations, bases, skips = int64s(stretches, conversations, bases, skips)
     if not len(stretches) == len(conversations) == len(bases) == len(skips):
         raise IndexError(OUTSIDE)
-    _check_stretches(table, stretches)
-    items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
+    sizes = _sizes(table, stretches)
+    if (skips < 0).any() or (skips > sizes).any() or (bases <= NOBODY).any() or (bases >= -NOBODY).any():
+        raise IndexError(OUTSIDE)
+    items = int((sizes - skips).sum())
     shown = np.zeros((len(Origin), 3), dtype=np.int64)
     kept = {origin: int64s(column.starts, column.lengths) for origin, (column, _) in columns.items()}
     for origin, (_, buffer) in columns.items():

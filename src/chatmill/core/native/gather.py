@@ -103,6 +103,8 @@ def token_points(
     """
     ids, sizes = np.ascontiguousarray(ids, dtype=np.int32), np.ascontiguousarray(sizes, dtype=np.int32)
     offsets, which, bytes_ = int64s(offsets, which, bytes_)
+    if len(which) != len(bytes_):
+        raise ValueError(f"{len(which)} texts and {len(bytes_)} numbers of bytes")
     points = np.empty(len(which), dtype=np.int64)
     texts = (ids, len(ids), sizes, len(sizes), offsets, len(offsets) - 1)
     if call("chatmill_points", *texts, which, bytes_, len(which), points) != len(which):

@@ -117,7 +117,7 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *stretche
         for (int64_t line = table->firsts[plan] + skips[s]; line < table->firsts[plan + 1]; line++, at++) {
             const item one = table->items[line];
             out->kinds[at] = one.kind;
-            out->owners[at] = one.owner == NOBODY ? -1 : one.owner + (int32_t)base;
+            out->owners[at] = one.owner == NOBODY ? -1 : (int32_t)(one.owner + base);
             out->is_text[at] = !one.is_ids;
             int64_t start = one.start, size = one.size;
             if (one.is_ids) {

@@ -238,10 +238,9 @@ def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeName
 
     Nothing outside the range is read. `lines` is their number, if the caller has counted them.
     """
-    if not 0 <= start <= stop <= len(data):
-        raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
+    _check_range(data, start, stop)
     whole = np.frombuffer(data, dtype=np.uint8)
-    lines = count_lines(data, start, stop) if lines is None else lines
+    lines = count_lines(data, start, stop) if lines is None else max(lines, 0)
     scanned = _scan("chatmill_scan", whole, (start, stop), lines, stop - start, names)
     if scanned is None:
         raise RuntimeError(f"{lines} lines were counted and others scanned: the data changed")
@@ -251,6 +250,8 @@ def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeName
 def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
     """Scan one record from each text between two offsets into the data."""
     (offsets,), count = int64s(offsets), len(offsets) - 1
+    if count < 0 or offsets[0] < 0 or offsets[-1] > len(data) or (offsets[1:] < offsets[:-1]).any():
+        raise IndexError(f"offsets that do not rise from 0 to {len(data)}")
     size = int(offsets[-1] - offsets[0])
     scanned = _scan("chatmill_scan_texts", data, (len(data), offsets, count), count, size, names)
     if scanned is None:
@@ -260,6 +261,7 @@ def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
 
 def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:
     """Count the lines in `data[start:stop]`; the last may lack its line feed."""
+    _check_range(data, start, stop)
     return call("chatmill_count_lines", np.frombuffer(data, dtype=np.uint8), start, stop)
 
 
@@ -271,3 +273,8 @@ def is_exact_json(data: bytes) -> bool:
     line = data.strip().replace(b"\n", b" ")  # no string of JSON has a line feed in it
     room = np.empty(len(line) + 1, dtype=np.uint8)
     return bool(call("chatmill_is_exact", line, len(line), room))
+
+
+def _check_range(data: bytes | memoryview, start: int, stop: int) -> None:
+    if not 0 <= start <= stop <= len(data):
+        raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")

@@ -75,6 +75,8 @@ def _ask(name: str, data: Bytes, starts: Ints, lengths: Ints, *more: Any) -> int
 
 def positions_of(mark: bytes, data: Bytes) -> Ints:
     """Find where a mark begins in a buffer, in order, without overlaps."""
+    if not mark:
+        raise ValueError("an empty mark is everywhere")
     data = np.ascontiguousarray(data)
     room = ROOM
     while True:

@@ -188,9 +188,10 @@ EXPORT int64_t chatmill_trees(const int32_t *ids, const int64_t *bases, const in
         f.count = 0;
         add_node(&f, root);
         for (int64_t row = first; row < last && is_done; row++) {
-            const int64_t parent = parents[row], most_shared = parent == NONE ? 0 : ends[parent];
-            is_done = (parent == NONE || (parent >= first && parent < row)) && begins[row] >= 0 &&
-                      begins[row] <= most_shared && begins[row] <= ends[row];
+            const int64_t parent = parents[row];
+            is_done = parent == NONE || (parent >= first && parent < row);
+            const int64_t most_shared = is_done && parent != NONE ? ends[parent] : 0;
+            is_done = is_done && begins[row] >= 0 && begins[row] <= most_shared && begins[row] <= ends[row];
             if (is_done) plant_row(&f, row);
         }
         is_done = is_done && write_trees(&f, &out, g, capacity);

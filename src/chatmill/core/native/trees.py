@@ -62,8 +62,9 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     are in the order of the rows that open them. Rows that share nothing are trees of their own, and so is what does not
     fit: the path that leads there is repeated. No row is longer than `capacity`.
     """
-    count, tokens = len(rows.offsets) - 1, len(rows.ids)
-    if count and (groups[0] != 0 or groups[-1] != count or rows.offsets[-1] != tokens):
+    count = len(rows.offsets) - 1
+    _check_rows(rows)
+    if count and (groups[0] != 0 or groups[-1] != count):
         raise IndexError(OUTSIDE)
     bases, ends = rows.offsets[:-1] - rows.begins, rows.begins + np.diff(rows.offsets)
     columns = (rows.ids, bases, rows.parents, rows.begins, ends, rows.kinds, rows.weights, rows.kept, rows.later)
@@ -88,6 +89,22 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     )
 
 
+def _check_rows(rows: RowColumns) -> None:
+    """Refuse columns that do not fit each other: compiled code reads them side by side."""
+    count, tokens = len(rows.offsets) - 1, len(rows.ids)
+    fit = len(rows.parents) == len(rows.begins) == count
+    fit &= len(rows.kinds) == len(rows.weights) == len(rows.kept) == tokens
+    if not fit or not rises(rows.offsets, tokens):
+        raise IndexError(OUTSIDE)
+
+
+def rises(offsets: Ints, last: int) -> bool:
+    """Return whether offsets go from 0 to `last`, and none is less than the one before it."""
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != last:
+        return False
+    return bool((offsets[1:] >= offsets[:-1]).all())
+
+
 class TreeRuns(NamedTuple):
     """The tokens of trees, and their runs: nothing changes inside of one, and no tree or branch begins there."""
 
@@ -104,8 +121,16 @@ def tree_runs(trees: GrownTrees, rows: RowColumns, run_offsets: Ints, run_messag
 
     What an earlier tree has is context here, and neither that nor the copy at the begin of a branch is a target.
     """
-    count = int(trees.sizes.sum())
     slices, offsets = int64s(trees.firsts, trees.sizes, trees.states), np.append(0, np.cumsum(trees.lengths))
+    tokens, (firsts, sizes, states) = len(rows.ids), slices
+    _check_rows(rows)
+    if not len(firsts) == len(sizes) == len(states) or len(run_offsets) - 1 != len(run_messages):
+        raise IndexError(OUTSIDE)
+    if (firsts < 0).any() or (sizes < 1).any() or (sizes > tokens - firsts).any() or not rises(run_offsets, tokens):
+        raise IndexError(OUTSIDE)
+    count = int(sizes.sum())
+    if count != offsets[-1]:
+        raise IndexError(OUTSIDE)
     dtypes = (np.int32, np.int64, np.uint8, np.int32, np.float32, np.bool_)
     out: list[NDArray[Any]] = [np.empty(count, dtype=dtype) for dtype in dtypes]
     columns = (rows.ids, rows.kinds, rows.weights, rows.kept, run_offsets, run_messages)
@@ -120,9 +145,12 @@ def tree_ends(lengths: Ints, branches: Ints, starts: Ints, depths: Ints) -> tupl
 
     `lengths` and `branches` have the tokens and branches of each tree; a branch that cannot be is an `IndexError`.
     """
-    if len(lengths) != len(branches) or not len(starts) == len(depths) == branches.sum():
+    if len(lengths) != len(branches) or len(starts) != len(depths):
         raise IndexError(OUTSIDE)
-    if (lengths < 0).any() or (branches < 0).any():
+    for counts, most in ((lengths, np.iinfo(np.int32).max), (branches, len(starts))):  # so that no sum wraps around
+        if len(counts) and not 0 <= counts.min() <= counts.max() <= most:
+            raise IndexError(OUTSIDE)
+    if branches.sum() != len(starts):
         raise IndexError(OUTSIDE)
     tokens = int(lengths.sum())
     path = np.empty(int(lengths.max(initial=0)) + 1, dtype=np.int32)
