@@ -15,8 +15,8 @@ import zstandard
 
 from chatmill.compiler import spools
 from chatmill.compiler.inputs import InputScan
-from chatmill.compiler.scan_jobs import scan_input
 from chatmill.compiler.run import run_build
+from chatmill.compiler.scan_jobs import scan_input
 from chatmill.core import message_parser
 from chatmill.errors import FormatError
 from chatmill.read import columns, lines
