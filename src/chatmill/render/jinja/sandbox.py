@@ -179,7 +179,10 @@ class PlainSandbox(CountingSandbox):
         except (*FAILURES, RuntimeError, AssertionError) as error:
             failure = _failure(template, error)
             failure.__context__ = None
-        raise failure.with_traceback(None)  # without the frames, which hold all that was made
+        try:
+            raise failure.with_traceback(None)  # without the frames, which hold all that was made
+        finally:
+            del failure  # the error has this frame, which must not have the error
 
     # ---- the template's language
 
