@@ -48,6 +48,8 @@ name.
 | `prompt_not_in_history` | what a model is given to answer is not what the template writes before the answer |
 | `no_prompt` | the template raises an error where it is to write the generation prompt |
 | `reasoning_not_closed` | the prompt opens reasoning, and the answer never closes it |
+| `no_reasoning` | the prompt opens reasoning that history leaves out, and the message has none |
+| `ambiguous_thinking` | what ends the reasoning is in such an answer more than once |
 | `goes_on_after_stop` | a stop, and then more of the same message without the generation prompt between them |
 | `no_stop` | no special token ends the answer |
 | `origin_lost` | the template changes a text so that its characters cannot be followed back |

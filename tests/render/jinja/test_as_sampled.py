@@ -157,6 +157,44 @@ def test_sampled_goes_before_a_history_that_leaves_the_reasoning_out() -> None:
     assert rows(sampled, plain) == rows(auto, plain)
 
 
+# ---- what an error says to do is tried
+
+
+NO_STOP = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+REOPENED = VERBATIM.replace(
+    "<|im_start|>{{ m.role }}\n",
+    "{% if loop.first or m.role != messages[loop.index0 - 1].role %}<|im_start|>{{ m.role }}\n{% endif %}",
+).replace("<think>\n", "")
+
+
+def hint(template: ModelTemplate, conversation: Conversation) -> str:
+    with pytest.raises(RecordError) as refused:
+        template.text_documents(conversation)
+    return str(refused.value)
+
+
+def test_closing_the_reasoning_at_once_is_what_an_answer_without_any_is_told() -> None:
+    plain = talk(ASKED, Message(Role.ASSISTANT, "a"))
+    assert "`no_reasoning: close`" in hint(of_text(CUTS), plain)
+    assert survey(of_text(CUTS, no_reasoning=NoReasoning.CLOSE), [plain]).proved == 1
+
+
+def test_a_template_without_a_stop_is_told_to_write_its_eos() -> None:
+    plain = talk(ASKED, Message(Role.ASSISTANT, "a"), ASKED)
+    assert "`{{ eos_token }}`" in hint(of_text(NO_STOP), plain)
+    with_eos = NO_STOP.replace("content }}", "content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}")
+    assert survey(of_text(with_eos), [plain]).proved == 1
+
+
+def test_an_answer_after_an_answer_is_told_to_be_one_message() -> None:
+    said = Message(Role.ASSISTANT, "a")
+    assert "one message that says both" in hint(of_text(REOPENED), talk(ASKED, said, said))
+    assert survey(of_text(REOPENED), [talk(ASKED, said._replace(content="aa"))]).proved == 1
+
+
 def test_answers_without_a_proof_stay_context_and_the_others_are_trained() -> None:
     template = of_text(CUTS, unproved=Unproved.UNTRAINED)
     written = template.text_documents(talk(ASKED, OWN, ASKED, Message(Role.ASSISTANT, "a")))

@@ -37,6 +37,13 @@ REASONS = {
     "content_after_result": "the answer goes on after another message's text",
 }
 """Why the mask of an answer cannot be proved, by code."""
+HINTS = {
+    "no_reasoning": "`no_reasoning: close` in the recipe trains it with its reasoning closed at once",
+    "ambiguous_thinking": "Take it out of the reasoning or the answer",
+    "no_stop": "A copy of the template that writes `{{ eos_token }}` after what an assistant says has one",
+}
+"""What makes such an answer provable, where that is known."""
+AFTER_ANSWER = "It follows another answer: one message that says both has a prompt of its own"
 WAYS_OUT = dict.fromkeys(REASONS, "; `unproved: untrained` keeps the record and trains nothing of such a turn") | {
     "not_shown": "; `not_shown: drop` takes it out of the record and counts it",
 }
@@ -78,10 +85,13 @@ class Counts(NamedTuple):
     """Answers that are trained as a model writes them, which history does not have."""
 
 
-def refusal(answer: Answer[Any]) -> RecordError:
-    """Return the error of a record that has an answer without a proof."""
+def refusal(answer: Answer[Any], *, follows_answer: bool = False) -> RecordError:
+    """Return the error of a record that has an answer without a proof, which may follow another answer directly."""
+    hint = HINTS.get(answer.reason, "Another template or option may prove it")
+    if follows_answer and answer.reason in ("prompt_not_in_history", "no_prompt"):
+        hint = AFTER_ANSWER
     return RecordError(
-        f"{REASONS[answer.reason]}: {answer.detail}. Another template or option may prove it{WAYS_OUT[answer.reason]}",
+        f"{REASONS[answer.reason]}: {answer.detail}. {hint}{WAYS_OUT[answer.reason]}",
         code=answer.reason,
         path=answer.detail if answer.reason == "not_shown" else f"messages[{answer.message}]",
     )
@@ -148,7 +158,10 @@ class DocumentWriter:
                 answer = answers.why_apart(i) if is_refused else Answer(i, "prompt_not_in_history")
             if answer.reason and is_refused:
                 hidden = answers.hidden_in(whole, last)
-                raise refusal(Answer(last, "not_shown", hidden) if hidden else answer)
+                before = self._roles[i - 1] if i else None
+                if hidden:
+                    answer = Answer(last, "not_shown", hidden)
+                raise refusal(answer, follows_answer=before is RoleCode.ASSISTANT)
             answers_found.append(answer)
         proved = [answer for answer in answers_found if not answer.reason]
         changed = [answer for answer in proved if not answer.is_there]
