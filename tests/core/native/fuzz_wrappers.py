@@ -223,6 +223,7 @@ def lines(draw: Draw) -> None:
     start, stop = draw.random.choice(
         ((0, len(data)), (draw.random.randint(-1, len(data) + 1), draw.random.randint(-1, len(data) + 1)))
     )
+    attempt(scan.is_exact_json, data)
     count = attempt(scan.count_lines, data, start, stop)
     for counted in (None, count, draw.random.randrange(4), *draw.random.sample((-1, 50), 1)):
         attempt(scan.scan_lines, data, start, stop, NAMES, counted)
