@@ -16,6 +16,7 @@ from chatmill.prove.verify import verify
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.as_sampled import SampledAnswers
 from chatmill.render.jinja.options import AnswerText, Expand, NoReasoning, TemplateOptions, Unproved
+from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 from tests.compiler.builds import OPEN_GATES, write_jsonl
@@ -269,6 +270,32 @@ def test_records_with_reasoning_are_proved(name: str, form: str) -> None:
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_more_records_with_reasoning_are_proved(name: str, form: str) -> None:
     proved_after_their_prompts(name, form, with_reasoning(10))
+
+
+class _Tagged(PlainSandbox):
+    """Writes a character before and after what `{% generation %}` tags hold."""
+
+    generation_marks = ("\ue000", "\ue001")
+
+
+def test_rows_are_those_of_trls_copy_of_r1_and_its_mask_has_the_prompt_besides() -> None:
+    """TRL's copy leaves the reasoning in history; for one answer that is the same row."""
+    template = bind_bytes("r1", text_of("trl/deepseek_r1_distill.jinja"))
+    sandbox = _Tagged(TODAY)
+    copy = sandbox.template(text_of("trl/deepseek_r1_distill_training.jinja"))
+    compared = 0
+    for record in with_reasoning(8):
+        tagged = in_tags(record, "<think>\n", "\n</think>\n\n")
+        if record.tools or any(message.tool_calls for message in record.messages):
+            continue
+        (prompt, answer), *_ = rows(template, tagged)
+        messages = [{"role": one.role.value, "content": one.content} for one in tagged.messages]
+        values = {**template.named_tokens, "messages": messages, "add_generation_prompt": False}
+        theirs = sandbox.render(copy, values)
+        assert theirs.replace("\ue000", "").replace("\ue001", "") == prompt + answer
+        assert theirs.split("\ue000")[1].split("\ue001")[0] == f"<｜Assistant｜><think>\n{answer}"
+        compared += 1
+    assert compared >= 8
 
 
 # ---- builds
