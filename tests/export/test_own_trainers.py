@@ -13,8 +13,6 @@ from typing import Any
 
 import datasets
 import pytest
-import transformers
-import trl
 
 import chatmill
 from tests.export.isolation import FirstForward, model_of, padding_tokenizer
@@ -57,6 +55,9 @@ def test_trl_and_transformers_learn(
     name: str, kind: str, length: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also models whose positions have several dimensions."""
+    import transformers
+    import trl
+
     lines = chatmill.export_dataset(dataset, "hf", tmp_path / "out", max_length=length).config
     rows = datasets.load_from_disk(str(tmp_path / "out"))["train"]
     rows = rows.select(sorted(range(len(rows)), key=lambda row: -len(rows[row]["seq_lengths"]))[:4])
