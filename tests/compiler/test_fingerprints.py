@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from chatmill.label.presets import PRESETS, _PolicyFile
 from chatmill.read.picks import Pick
 from chatmill.read.ranges import Chunk, ChunkKind
 from chatmill.render import model_template
-from chatmill.render.jinja.options import AnswerText, Expand, NoReasoning, TemplateOptions, Thinking, Trust, Unproved
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.compiler.builds import CHATML, chats, plain_recipe, write_jsonl
@@ -163,20 +164,15 @@ def test_rules_of_pictures_are_told_apart_by_every_number_and_by_their_family() 
     assert len(set(families)) == len(families) > 1
 
 
-OPTIONS: dict[str, Any] = {
-    "options": {"x": 1},
-    "today": datetime.date(2026, 1, 2),
-    "expand": Expand.TREE,
-    "unproved": Unproved.UNTRAINED,
-    "thinking": Thinking.AS_GIVEN,
-    "last_turn_only": True,
-    "answers": AnswerText.SAMPLED,
-    "no_reasoning": NoReasoning.CLOSE,
-    "thinking_close": "</think>",
-    "whole_document": True,
-    "trust": Trust.TOKENS,
-    "only_drift": True,
-}
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, Enum):
+        return next(member for member in type(value) if member is not value)
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else f"{value}x"
+
+
+OPTIONS: dict[str, Any] = {"options": {"x": 1}, "today": datetime.date(2026, 1, 2)}
+"""Values of options that `other` makes none for."""
 SOURCES: dict[str, Any] = {
     "text": "{% for m in messages %}{{ x }}{{ m.content }}<|im_end|>.{% endfor %}",
     "stop_tokens": ("<|im_start|>",),
@@ -185,21 +181,22 @@ SOURCES: dict[str, Any] = {
 }
 
 
-def bound(given: Mapping[str, Any] | None = None, source: Mapping[str, Any] | None = None) -> ModelTemplate:
+def bound(**source: Any) -> ModelTemplate:
     text = "{% for m in messages %}{{ x }}{{ m.content }}<|im_end|>{% endfor %}"
-    whole = replace(JinjaSource(name="t", text=text, path="", stop_tokens=("<|im_end|>",)), **(source or {}))
-    tokenizer = byte_tokenizer(("<|im_start|>", "<|im_end|>"))
-    return ModelTemplate(whole, tokenizer, replace(TemplateOptions(), **(given or {})))
+    whole = replace(JinjaSource(name="t", text=text, path="", stop_tokens=("<|im_end|>",)), **source)
+    return ModelTemplate(whole, byte_tokenizer(("<|im_start|>", "<|im_end|>")))
 
 
 def test_every_option_of_a_template_is_in_its_fingerprint_or_left_out_with_a_reason() -> None:
     left_out = {name for name, why in model_template.NOT_HASHED.items() if why != model_template._IN_WORDS}
-    assert {field.name for field in fields(TemplateOptions)} == {*OPTIONS, "pictures"}
-    plain = bound().fingerprint
-    for name, value in OPTIONS.items():
-        assert (bound({name: value}).fingerprint == plain) == (name in left_out), name
-    assert {"trust", "images", "store_images", "fetch_images"} <= set(Recipe.__struct_fields__)
-    assert "drift" in Recipe.__struct_fields__
+    template = bound()
+    usual, plain = template.given, template.fingerprint
+    for field in fields(TemplateOptions):
+        value = OPTIONS.get(field.name) or other(getattr(usual, field.name))
+        template.given = replace(usual, **{field.name: value})
+        assert (template.fingerprint == plain) == (field.name in left_out), field.name
+    assert left_out == {"trust", "only_drift", "pictures"}, "keys of the recipe, but the rule of pictures"
+    assert {"trust", "drift", "images", "store_images", "fetch_images"} <= set(Recipe.__struct_fields__)
 
 
 def test_an_option_that_a_template_gets_later_is_in_its_fingerprint() -> None:
@@ -226,7 +223,7 @@ def test_what_a_template_is_made_of_is_in_its_fingerprint_or_left_out_with_a_rea
     assert {field.name for field in fields(JinjaSource)} == {*SOURCES, *NOT_OF_SOURCE}
     plain = bound().fingerprint
     for name, value in SOURCES.items():
-        assert bound(source={name: value}).fingerprint != plain, name
+        assert bound(**{name: value}).fingerprint != plain, name
 
 
 RANGE = Chunk(
@@ -244,10 +241,6 @@ RULES_OF_SOURCE: dict[str, Any] = {
     "history": History(observations=1),
     "max_records": 3,
 }
-
-
-def other(value: Any) -> Any:
-    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else f"{value}x"
 
 
 def chunk_print(**changes: Any) -> str:
