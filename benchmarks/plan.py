@@ -280,11 +280,13 @@ def on_real_conversations() -> None:
         )
         for policy in (Overflow.DROP, Overflow.CUT, Overflow.DROP_OLDEST_TURNS, Overflow.WINDOWS):
             result = apply_overflow(tokens, weights, capacity, policy)
-            report = result.report
-            episodes = len(result.tokens) - len(tokens) + report.over_long
-            numbers = (episodes, report.lost_trained, report.lost_untrained, report.injected)
+            over_long = int(np.count_nonzero(tokens.lengths > capacity))
+            episodes = len(result.tokens) - len(tokens) + over_long
+            lost = tokens.run_lengths - result.kept_of_run
+            injected = int(result.tokens.run_lengths[result.injected_runs].sum())
+            numbers = (episodes, int(lost[weights > 0].sum()), int(lost[weights == 0].sum()), injected)
             columns = "".join(f"{n:>{w},}" for n, w in zip(numbers, (10, 14, 12, 10), strict=True))
-            print(f"  {policy:<20}{report.over_long:>10,}{columns}")
+            print(f"  {policy:<20}{over_long:>10,}{columns}")
         lengths = result.tokens.lengths
         print(f"  {'strategy (windows)':<20}{'rows':>10}{'bound':>10}{'fill':>14}")
         one_each = Plan(
