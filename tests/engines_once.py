@@ -50,7 +50,7 @@ def share_engines(put: Callable[[Any, str, Any], None]) -> None:
         sha = large(raw) if _engines() == usual else None
         return sha and (sha, name, json.dumps(config, sort_keys=True), options, str(more))
 
-    put(load, "tokenizer_from_json", kept(load.tokenizer_from_json, of_json))
+    put(load, "tokenizer_from_json", kept(vars(load)["tokenizer_from_json"], of_json))
 
 
 def kept(make: Callable[..., Any], key_of: Callable[..., Hashable]) -> Callable[..., Any]:

@@ -166,8 +166,8 @@ def shared_by_python(table: ItemTable, stretches: Ints, bases: Ints, firsts: Int
             path.append((len(kinds), row))
             kinds.append(int(table.items["kind"][line]))
         last = items
-    found = (np.array(column, dtype=np.int64) for column in (skips, parents, until))
-    return Sharing(*found, np.array(others, dtype=np.int64).reshape(-1, 3))
+    found = [np.array(column, dtype=np.int64) for column in (skips, parents, until)]
+    return Sharing(found[0], found[1], found[2], np.array(others, dtype=np.int64).reshape(-1, 3))
 
 
 def laid_out_by_numpy(

@@ -20,10 +20,11 @@ from chatmill.json_values import decoded
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.files import list_entries, read_records
 from chatmill.read.record_shape import conversation_of
+from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from chatmill.read.tables import table_batches
 from tests.core.native.mutations import OTHER_RECORDS, openai_records
-from tests.read.three_ways import batch_of, read_rows
+from tests.read.three_ways import batch_of
 
 PAIRS = [{"prompt": "p", "chosen": "c", "rejected": [{"role": "assistant", "content": "r"}], "meta": {"n": 1}}]
 RECORDS = {"openai": openai_records(), **OTHER_RECORDS, "pairs": PAIRS}

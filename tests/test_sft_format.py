@@ -363,6 +363,8 @@ def substring_searches(source: str, module: Any) -> list[str]:
     """Every place where a text is searched for a stop token."""
     found = []
     for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.expr):
+            continue
         searched: list[ast.expr] = []
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
             searched = [node.left]

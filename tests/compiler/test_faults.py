@@ -36,7 +36,7 @@ def while_a_record_is_written(patch: pytest.MonkeyPatch) -> None:
 
 def while_its_batch_is_written(patch: pytest.MonkeyPatch) -> None:
     """What works on many records at once fails for all of them."""
-    render = pipeline_module.render_repaired
+    render = vars(pipeline_module)["render_repaired"]
 
     def rendered(batch: Conversations, *more: Any) -> Any:
         if BAD in [batch.ids[index] for index in range(len(batch))]:

@@ -97,7 +97,7 @@ def chat(name: str, content: str, answer: str = "b") -> dict[str, object]:
 
 
 def test_the_limits_of_a_text_and_of_what_a_template_writes_are_one() -> None:
-    assert limits.MAX_CHARACTERS == message_parser.MAX_CHARACTERS == columns.MAX_CHARACTERS
+    assert limits.MAX_CHARACTERS == message_parser.MAX_CHARACTERS == vars(columns)["MAX_CHARACTERS"]
     assert lines.LINE_LIMIT == 4 * limits.MAX_CHARACTERS, "a text of the longest characters still fits into a line"
 
 

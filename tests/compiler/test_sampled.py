@@ -322,8 +322,8 @@ def test_every_call_is_trained_once_after_its_prompt(calls: list[dict[str, list[
     ends: list[list[int]] = []
     for one in calls:
         sent = one["prompt_token_ids"]
-        row = max((n for n, end in enumerate(ends) if sent[: len(end)] == end), default=len(ends))
-        ends[row : row + 1] = [sent + one["token_ids"]]
+        place = max((n for n, end in enumerate(ends) if sent[: len(end)] == end), default=len(ends))
+        ends[place : place + 1] = [sent + one["token_ids"]]
     assert (joined, apart_) == (len(calls) - len(ends), len(ends) - 1)
     assert len(made.tokens) == 2 * len(ends)
     trained: Counter[int] = Counter()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from chatmill.compiler.chunk_job import pipeline_of, recipe_json
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.core.harmony_ids import spans_of_ids
+from chatmill.core.harmony_ids import EOD, spans_of_ids
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.input_shards import COLUMNS, read_input
 from chatmill.distill.manifest import KDConfig
@@ -24,7 +24,7 @@ from chatmill.distill.run import kd_recipe
 from chatmill.errors import RecordError
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
-from chatmill.systems.synth_kd import EOD, KDSplit, OfficialRows, synth_kd_split, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import KDSplit, OfficialRows, synth_kd_split, valid_threshold, vocabulary_file
 from tests.distill.inputs import REAL, chat, real_rows, text
 
 SYSTEM = {"role": "system", "content": [{"type": "system_content", "model_identity": "You are a test."}]}
@@ -173,7 +173,7 @@ def test_every_form_equals_the_official_renderer(pipeline: Pipeline, official: O
 GOOD = encoded(chat())
 TWO_LISTS = GOOD[:-1] + b"," + GOOD[len(b'{"messages": ') :]
 """No JSON: closes its list and opens another; looks like two rows when rows are decoded together."""
-FAILING = {
+FAILING: dict[str, list[Any]] = {
     "no_messages": [None, b'{"messages": []}', b"{}", b"[]", b'{"messages": 3}'],
     "invalid_json": [
         *[b"", b"{", b'{"messages": [}', b"[" * 100_000, GOOD[:-1], GOOD + b"]", TWO_LISTS, TWO_LISTS[:-2] + b"}"],

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill import write_synth_harmony
-from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, GLOB, HarmonyRows, opening_messages
+from chatmill.distill.input_shards import GLOB
+from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, HarmonyRows, opening_messages
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from tests.cli.run import here
 from tests.compiler.builds import write_jsonl

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import chatmill
-from chatmill.core.conversation import Conversation, Picture
+from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import PICTURE
 from chatmill.core.message_parser import parse_messages
+from chatmill.core.pictures import Picture
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.images.files import Pictures
 from chatmill.label.presets import PRESETS

@@ -16,13 +16,14 @@ import pytest
 
 from chatmill import build_synth_kd, export_dataset, synth_kd_blend, synth_kd_blends, verify_synth_kd
 from chatmill.compiler.run import run_build
+from chatmill.core.harmony_ids import EOD
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.export.check import verify_export
 from chatmill.store.kd import blend_arguments
 from chatmill.store.kd_shard import KDShard
 from tests.distill.inputs import REAL
 from tests.megatron import kd_sets
-from tests.megatron.kd_sets import EOD, TRAIN, VALID, Document, dataset, write_root
+from tests.megatron.kd_sets import TRAIN, VALID, Document, dataset, write_root
 from tests.pages import DOCS, python_blocks
 
 NAME = "teacher_logprob"

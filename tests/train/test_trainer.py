@@ -100,8 +100,9 @@ def test_a_hybrid_that_cannot_read_packed_rows_is_refused(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"(?s){why}.*pack: false"):
             fit(model, loader_over(tmp_path, pack=True), steps=1)
         fit(copy.deepcopy(model), loader_over(tmp_path), steps=1)
+    batch: Any = loader_over(tmp_path, pack=True, block_size=12).get_batch()
     with pytest.raises(ConfigError, match=r"12 tokens.*multiple of 8"):
-        loader_over(tmp_path, pack=True, block_size=12).get_batch().inputs(hybrid("nemotron_h"))
+        batch.inputs(hybrid("nemotron_h"))
 
 
 def test_the_span_loss_knows_reasoning_from_the_stored_kinds(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_filters_keep_what_a_loop_keeps(opened: OpenedSplit, episodes: list[Any]
         return np.float32(np.count_nonzero(e.weights) * np.float32(100) / max(len(e), 1))
 
     def passes(e: Any) -> bool:
-        return (
+        return bool(
             (wanted.source is None or e.source == wanted.source)
             and (wanted.min_tokens is None or len(e) >= wanted.min_tokens)
             and (wanted.max_tokens is None or len(e) <= wanted.max_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import struct as packing
@@ -83,7 +84,7 @@ def test_compilers_are_asked_for_found_or_come_from_pypi(tmp_path: Path, monkeyp
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert hook.dependencies() == [hatch_build.ZIG]
     with monkeypatch.context() as patch:
-        patch.setattr(hatch_build.importlib.util, "find_spec", lambda name: name)
+        patch.setattr(importlib.util, "find_spec", lambda name: name)
         assert [command[1:4] for command in hatch_build.compilers()] == [["-m", "ziglang", "cc"]]
         assert next(hatch_build.compilers("aarch64-macos.11.0"))[-2:] == ["-target", "aarch64-macos.11.0"]
     monkeypatch.setattr(hatch_build, "compilers", lambda target: iter(()))

@@ -11,7 +11,7 @@ from typing import Any
 import typing_extensions
 
 if not hasattr(typing, "override"):  # the package is for Python 3.12; its reader runs on 3.11
-    typing.override = typing_extensions.override
+    vars(typing)["override"] = typing_extensions.override
 ROOT = next(Path(path) / "megatron" / "bridge" for path in sys.path if (Path(path) / "megatron" / "bridge").is_dir())
 for name in ("", "data", "data/packing", "data/datasets", "training", "training/tokenizers", "training/utils", "utils"):
     # The packages' own __init__ files import models, which need CUDA; the modules of the reader do not.

@@ -33,7 +33,8 @@ def bind(source: str) -> ModelTemplate:
 
 def differences(template: ModelTemplate, batch: list[Conversation], rng: random.Random) -> list[tuple[str | None, int]]:
     """The renderings of conversations, and of random beginnings of them, that are not plain Jinja's."""
-    renderer, found = template._renderer({}), []
+    renderer = template._renderer({})
+    found: list[tuple[str | None, int]] = []
     for conversation in batch:
         view = RecordView(conversation, template.form)
         count = len(conversation.messages)
