@@ -82,6 +82,7 @@ def test_parents_and_counts_that_lead_out_of_their_arrays_are_refused() -> None:
             kinds=np.zeros(2, dtype=np.uint8),
             weights=np.zeros(2, dtype=np.float32),
             kept=np.ones(2, dtype=np.uint8),
+            later=np.zeros(2, dtype=np.uint8),
             parents=np.array([-1, parent]),
             begins=np.zeros(2, dtype=np.int64),
         )
