@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from chatmill.compiler import spools
+from chatmill.compiler.cuts import LineCutter
 from chatmill.compiler.inputs import InputScan
 from chatmill.compiler.run import run_build
 from chatmill.compiler.scan_jobs import scan_input
@@ -63,9 +64,8 @@ def test_a_file_that_is_refused_after_it_was_unpacked_is_not_kept_either(
     assert list((tmp_path / "spool").rglob("*")) == []
 
 
-def test_blocks_are_handed_on_exactly_where_no_line_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with the reader of lines, on drawn lines and in blocks of any size up to the limit."""
-    monkeypatch.setattr(lines, "LINE_LIMIT", 20)
+def test_the_cutter_finds_the_first_line_that_is_too_long_and_no_other() -> None:
+    """On drawn lines, in chunks of any size and in blocks of any size up to the limit."""
     draw, refused = random.Random(1), 0
     for _ in range(3000):
         sizes = draw.choices([0, 1, 7, 19, 20], k=draw.randrange(6))
@@ -75,12 +75,11 @@ def test_blocks_are_handed_on_exactly_where_no_line_is_too_long(monkeypatch: pyt
         step = draw.randrange(1, 21)
         blocks = [data[at : at + step] for at in range(0, len(data), step)]
         longest = next((number for number, size in enumerate(sizes, 1) if size > 20), None)
-        if longest is None:
-            assert list(lines.blocks_of_lines(blocks, "x")) == blocks
-            continue
-        refused += 1
-        with pytest.raises(FormatError, match=rf"^x:{longest}: "):
-            list(lines.blocks_of_lines(blocks, "x"))
+        cutter = LineCutter(draw.randrange(1, 50), 20)
+        for block in blocks:
+            cutter.feed(block)
+        assert cutter.long_line == longest
+        refused += longest is not None
     assert 1000 < refused < 2000
 
 

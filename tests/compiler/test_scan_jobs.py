@@ -1,24 +1,22 @@
-"""Scan jobs: the driver reads no input, parts of files are put together, bombs are refused while they are unpacked."""
+"""Scan jobs: the driver reads no input, and parts of files are put together."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler import group_borders, scan_jobs, spools
+from chatmill.compiler import group_borders, scan_jobs
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.group_borders import Chunks, whole_groups
@@ -26,8 +24,7 @@ from chatmill.compiler.inputs import InputScan
 from chatmill.compiler.recipe import Source
 from chatmill.compiler.run import run_build
 from chatmill.compiler.scan_jobs import scan_inputs
-from chatmill.errors import DataError, FormatError
-from chatmill.read import lines
+from chatmill.errors import DataError
 from chatmill.read.groups import record_groups
 from tests.compiler.builds import chats, digest, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.forked import Forked
@@ -95,6 +92,7 @@ def test_a_line_longer_than_many_parts_is_one_record(tmp_path: Path, before: byt
     assert scanned.file.lines == (before.endswith(b"\n")) + 1 + bool(end)
     borders = [0, *itertools.accumulate(map(len, path.read_bytes().splitlines(keepends=True)))]
     assert [(chunk.start, chunk.stop) for chunk in scanned.chunks] == list(itertools.pairwise(borders))
+    assert [chunk.first for chunk in scanned.chunks] == list(range(1, len(borders)))
 
 
 def test_files_give_the_same_scanned_by_workers_in_parts_and_here(fast: Path) -> None:
@@ -109,23 +107,6 @@ def test_files_give_the_same_scanned_by_workers_in_parts_and_here(fast: Path) ->
         assert scan_inputs(scans, executor) == here
         with pytest.raises(DataError, match="no such file: none"):
             scan_inputs([InputScan(path="none.jsonl", spool="")], executor)
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
-
-
-@pytest.mark.parametrize("ending", PACKERS)
-def test_a_bomb_is_refused_while_it_is_unpacked_and_leaves_no_spool(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its end is damaged, which nobody finds out who does not unpack it all."""
-    monkeypatch.setattr(lines, "LINE_LIMIT", 1 << 12)
-    monkeypatch.setattr(spools, "BLOCK", 1 << 10)
-    path = tmp_path / f"bomb.jsonl{ending}"
-    path.write_bytes(PACKERS[ending](b"{}\n" + bytes(1 << 24))[:-9])
-    with pytest.raises(FormatError, match=rf"bomb\.jsonl{ending}:2: the line is longer than 4096 bytes"):
-        scan_inputs([InputScan(path=str(path), spool=str(tmp_path / "spool"))])
-    assert list((tmp_path / "spool").rglob("*")) == []
 
 
 def test_a_file_that_changes_between_scan_and_chunks_is_an_error(fast: Path) -> None:
@@ -178,11 +159,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-RUNS = st.lists(st.tuples(st.none() | st.integers(0, 9), st.integers(1, 4)), max_size=9)
+RUNS = st.lists(st.tuples(st.none() | st.integers(0, 9), st.integers(1, 4)), min_size=4, max_size=12)
 SORTED = RUNS.map(lambda runs: sorted(runs, key=lambda run: -1 if run[0] is None else run[0]))
+FILES = st.lists(st.one_of(RUNS, SORTED, SORTED, SORTED), min_size=1, max_size=2)
 
 
-@given(files=st.lists(RUNS | SORTED, min_size=1, max_size=4), data=st.data(), size=st.sampled_from([1, 30, 80, 1000]))
+@given(files=FILES, data=st.data(), size=st.sampled_from([1, 30, 30, 50, 1000]))
 @settings(max_examples=300)
 def test_borders_of_groups_are_those_of_a_reader_of_all_records(files: Any, data: st.DataObject, size: int) -> None:
     chunks: list[tuple[ChunkPiece, ...]] = []
@@ -194,10 +176,10 @@ def test_borders_of_groups_are_those_of_a_reader_of_all_records(files: Any, data
             groups = [group for group, count in runs for _ in range(count)]
             path.write_text("".join("\n" if group is None else json.dumps({"of": group}) + "\n" for group in groups))
             scan = InputScan(path=str(path), spool="", shape="openai", source="s", chunk_bytes=size)
-            most = data.draw(st.none() | st.integers(1, 3))
+            most = data.draw(st.sampled_from([None, None, None, 1, 2]))
             for chunk in scan_inputs([scan])[0].chunks:
                 piece = ChunkPiece(chunk, sources[owner], most if most is not None and most < chunk.count else None)
-                joins = chunks and chunks[-1][0].rules is piece.rules and data.draw(st.booleans())
+                joins = chunks and chunks[-1][0].rules is piece.rules and data.draw(st.integers(0, 3)) == 0
                 chunks[-1:] = [(*chunks[-1], piece)] if joins else [*chunks[-1:], (piece,)]
         try:
             wanted: Any = slow_whole_groups(tuple(chunks), "of")

@@ -132,7 +132,8 @@ def scan_inputs(scans: Sequence[InputScan], executor: Executor | None = None) ->
 
 def _parts(scan: InputScan) -> list[ScanPart]:
     """Return the parts of a file: ranges of whole chunks of lines, or of bytes of Parquet; else one part."""
-    path, status, known = place(scan.path), file_status(scan), scan.known
+    path = place(scan.path)
+    status = file_status(scan)
     size = status.st_size
     whole = ScanPart(
         scan=scan,
@@ -144,9 +145,9 @@ def _parts(scan: InputScan) -> list[ScanPart]:
         file_mtime_ns=status.st_mtime_ns,
     )
     step = max(size, 1)
-    if whole.is_json and not (known and known.cuts):
+    if whole.is_json and not (scan.known and scan.known.cuts):
         step = max(1, PART_BYTES // scan.chunk_bytes) * scan.chunk_bytes
-    elif whole.named is FileFormat.PARQUET and known is None:
+    elif whole.named is FileFormat.PARQUET and scan.known is None:
         step = PART_BYTES
     if size <= step:
         return [whole]
@@ -174,10 +175,12 @@ def scan_parts(job: ScanJob) -> list[PartScan]:
 
 def _scanned(part: ScanPart) -> PartScan:
     """Scan a part of a file that must be, and stay, the one that the driver has seen."""
-    scan, is_first = part.scan, part.start == 0
-    cutter, blocks, head = None, b"", None
+    scan = part.scan
+    cutter = None
+    blocks = b""
+    head = None
     with called_as_named(scan):
-        form = file_format(Path(scan.data)) if is_first else None
+        form = file_format(Path(scan.data)) if part.start == 0 else None
         if part.is_json and form is not FileFormat.JSON:
             cutter = LineCutter(scan.chunk_bytes, lines.LINE_LIMIT, part.start, part.stop)
         if scan.known is None or (cutter is not None and not scan.known.cuts):
@@ -195,9 +198,10 @@ def _scanned(part: ScanPart) -> PartScan:
 
 def _read(part: ScanPart, cutter: LineCutter | None) -> bytes:
     """Read a part, and on to the end of its last line and block; return the digests of its blocks."""
-    size, step = checksums.TREE_BLOCK, min(BLOCK, lines.LINE_LIMIT)
-    first, last = (-(-border // size) * size for border in (part.start, part.stop))
+    first = _next_block(part.start)
+    last = _next_block(part.stop)
     digest = TreeDigest()
+    step = min(BLOCK, lines.LINE_LIMIT)
     position = max(part.start - 1, 0)
     with reading(part.scan), open(part.scan.data, "rb", buffering=0) as file:
         file.seek(position)
@@ -207,25 +211,34 @@ def _read(part: ScanPart, cutter: LineCutter | None) -> bytes:
                 break
             if cutter is not None and not cutter.is_done:
                 cutter.feed(block)
-            begin, end = max(first - position, 0), max(last - position, 0)
+            begin = max(first - position, 0)
+            end = max(last - position, 0)
             digest.update(memoryview(block)[begin:end])
             position += len(block)
     return digest.blocks
 
 
+def _next_block(position: int) -> int:
+    """Return where the first block of the file's hash begins that does not begin before a position."""
+    return -(-position // checksums.TREE_BLOCK) * checksums.TREE_BLOCK
+
+
 def _head(part: ScanPart, form: FileFormat, blocks: bytes, *, is_cut_here: bool) -> FileHead:
     """Find out what a file is; write its spool if it needs one."""
-    scan, data = part.scan, Path(part.scan.data)
+    scan = part.scan
+    data = Path(scan.data)
     cuts: Sequence[ChunkCut] | None = None
     row_bytes = 0.0
     if is_cut_here:
-        cuts = scan.known.cuts or None if scan.known is not None else None
+        if scan.known is not None and scan.known.cuts:
+            cuts = scan.known.cuts
     elif form in (FileFormat.JSONL, FileFormat.JSON):
         data, cuts = spooled_lines(scan, form, _whole_digest(part, blocks))
     else:
         data, cuts = _cut_rows(part, form, blocks)
         if data.suffix == ".parquet":
-            row_bytes = sum(size for _, size in parquet_groups(data)) / max(sum(cut.count for cut in cuts), 1)
+            unpacked = sum(size for _, size in parquet_groups(data))
+            row_bytes = unpacked / max(sum(cut.count for cut in cuts), 1)
     status = data.stat()
     return FileHead(
         form=form,
@@ -252,7 +265,8 @@ def _cut_rows(part: ScanPart, form: FileFormat, blocks: bytes) -> tuple[Path, Se
     """Return the file that has the rows (Parquet as it is, else a spool), and its chunks."""
     from chatmill.read.tables import table_batches  # pyarrow takes its time
 
-    scan, path = part.scan, Path(part.scan.data)
+    scan = part.scan
+    path = Path(scan.data)
     if form is FileFormat.PARQUET:
         groups = parquet_groups(path)
         cuts = row_cuts(groups, scan.chunk_bytes)
@@ -281,7 +295,9 @@ def _shape_of(scan: InputScan, form: FileFormat, data: Path, cuts: Sequence[Chun
 
 def _joined(parts: Sequence[ScanPart], found: Sequence[PartScan]) -> ScannedInput:
     """Put together what the parts of a file gave: its hash, and its chunks with their numbers in the file."""
-    scan, path, head = parts[0].scan, place(parts[0].scan.path), found[0].head
+    scan = parts[0].scan
+    path = place(scan.path)
+    head = found[0].head
     assert head is not None
     cuts = _numbered(scan, found) if head.cuts is None else list(head.cuts)
     digest = tree_digest(b"".join(one.blocks for one in found)) if scan.known is None else scan.known.digest

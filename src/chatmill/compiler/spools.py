@@ -53,7 +53,8 @@ def spooled_lines(scan: InputScan, form: FileFormat, digest: str) -> tuple[Path,
 
 def spooled_rows(scan: InputScan, batches: Iterable[Any], digest: str) -> tuple[Path, list[ChunkCut]]:
     """Return the rows of a table as Arrow streams, each of which is a chunk."""
-    path, size = Path(scan.data), scan.chunk_bytes
+    path = Path(scan.data)
+    size = scan.chunk_bytes
     name = f"{digest}-{size}{''.join(path.suffixes[-2:])}.arrow"  # how a table is read depends on its ending
     plain, _ = _spooled(scan, name, lambda spool: _write_streams(batches, size, spool))
     return plain, stream_cuts(plain)

@@ -62,7 +62,8 @@ class TreeDigest:
         self._begin_block()
 
     def _begin_block(self) -> None:
-        self._block, self._room = Hash.XXH128.begin(), TREE_BLOCK
+        self._block = Hash.XXH128.begin()
+        self._room = TREE_BLOCK
 
     def update(self, data: Any, /) -> None:
         """Take in the next bytes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
@@ -73,24 +73,6 @@ def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(limited_lines(stream, path), 1):
             if line and not line.isspace():
                 yield number, line
-
-
-def blocks_of_lines(blocks: Iterable[bytes], path: str | Place) -> Iterator[bytes]:
-    """Hand on the blocks of a file of lines, up to the one in which a line exceeds the limit: that is a `FormatError`.
-
-    A packed file may hold a thousand times its own bytes. So whoever unpacks it to a disk stops where the reader would.
-    """
-    number, size = 1, 0  # of the line that goes on where a block ends, and its bytes so far
-    for block in blocks:
-        first = block.find(b"\n")
-        if size + (len(block) if first < 0 else first) > LINE_LIMIT:
-            raise line_too_long(path, number)
-        if first < 0:
-            size += len(block)
-        else:
-            number += block.count(b"\n")
-            size = len(block) - block.rfind(b"\n") - 1
-        yield block
 
 
 def line_too_long(path: str | Place, number: int, noun: str = "the line") -> FormatError:
