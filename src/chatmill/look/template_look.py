@@ -59,7 +59,7 @@ class DataShare:
     rows: int = 0
 
 
-class Summary(NamedTuple):
+class TemplateSummary(NamedTuple):
     """What a person wants to know first."""
 
     given: str
@@ -86,7 +86,7 @@ class TemplateLook:
     """What it is and wants, by name, in plain values."""
     findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
-    summary: Summary
+    summary: TemplateSummary
     data: DataShare | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def look_at_template(
     )
 
 
-def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> Summary:
+def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> TemplateSummary:
     """Return what a person wants to know first, from the probes."""
     by_name = {look.probe.name: look for look in probes}
     shown = [by_name[probe.name] for probe in (REASONING, PAIR)]
@@ -169,7 +169,7 @@ def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> Summary:
         rows = "one for each answer whose prompt history does not have (`expand`)"
     elif is_changed:
         rows += ", and one more for each answer that later messages change (`expand`)"
-    return Summary(
+    return TemplateSummary(
         given=given,
         answer=written,
         stops=tuple(dict.fromkeys(answer.stop for _, answer in answers)),

@@ -129,6 +129,7 @@ def rows_of(draw: Draw, rows: int) -> RowColumns:
         kinds=draw.ints(tokens, 0, 255, spoilt=0.05).astype(np.uint8),
         weights=draw.ints(tokens, 0, 2, spoilt=0.05).astype(np.float32),
         kept=draw.ints(tokens, 0, 1, spoilt=0.05).astype(np.uint8),
+        later=draw.ints(tokens, 0, 1, spoilt=0.05).astype(np.uint8),
         parents=draw.spoilt(parents),
         begins=draw.spoilt(begins),
     )

@@ -327,7 +327,7 @@ def test_builds_of_such_answers_are_counted_and_proved(tmp_path: Path, expand: s
 
 
 def test_both_sides_of_a_pair_may_be_such_answers(tmp_path: Path) -> None:
-    pair = {"prompt": [SAID], "chosen": [THOUGHT], "rejected": [TAGGED]}
+    pair = {"prompt": [SAID], "chosen": [THOUGHT], "rejected": [{**TAGGED, "content": f"{TAGGED['content']} Or 3."}]}
     assert built(tmp_path, [pair], preferences="pairs").total_notes(AS_SAMPLED) == 2
 
 
