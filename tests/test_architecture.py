@@ -26,7 +26,7 @@ MIDDLE = {
     "systems",
     "load",
 }
-MIDDLE |= {"images", "json_values"}
+MIDDLE |= {"images", "json_values", "files"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "console": set(),
@@ -36,14 +36,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_facade": set(),
     "__init__": {"_facade"},
     "core": set(),
+    "files": {"core"},
     "tokenizer": {"core"},
-    "read": {"core", "yaml_files", "json_values"},
+    "read": {"core", "files", "yaml_files", "json_values"},
     "label": {"core", "structs"},
     "pack": {"core"},
-    "store": {"core", "pack", "structs"},
+    "store": {"core", "files", "pack", "structs"},
     "images": {"core"},
     "render": {"core", "tokenizer", "images", "json_values"},
-    "load": {"core", "store", "pack", "label", "yaml_files", "structs", "images"},
+    "load": {"core", "files", "store", "pack", "label", "yaml_files", "structs", "images"},
     "systems": {"structs", "core", "tokenizer", "render", "label", "pack", "load", "read"},
     "train": {"structs", "core", "store", "load", "images", "label", "pack", "tokenizer", "render", "read", "systems"},
     "look": {"console", "core", "read", "store", "tokenizer", "render", "label", "images"},

@@ -93,7 +93,12 @@ def test_fingerprints_tell_data_apart(tmp_path: Path) -> None:
     for name in ("tokens.bin", "mask.bin", "episodes.idx"):
         changed = write(tmp_path / name)
         flip(changed / "train" / name, -8)
-        assert EpisodeDataset(changed).fingerprint != prints[0]
+        with pytest.raises(FormatError, match=f"{name} is not the file that episodes.json names"):
+            _ = EpisodeDataset(changed).fingerprint
+        (changed / "train/episodes.json").unlink()
+        plain = EpisodeDataset(changed).fingerprint
+        flip(changed / "train" / name, -8)
+        assert EpisodeDataset(changed).fingerprint != plain, "of files alone, the bytes tell"
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -27,6 +29,22 @@ def flag(names: str, help: str, **more: Any) -> Any:
 def argument(metavar: str, help: str, **more: Any) -> Any:
     """Declare an argument, such as `argument("FILE", "What to read.")`."""
     return typer.Argument(metavar=metavar, help=help, **more)
+
+
+def dataset_argument(metavar: str, help: str, *, whole: bool = False, **more: Any) -> Any:
+    """Declare an argument that is a dataset: a folder, or the URL of one. `whole`: all of it is read."""
+    return argument(metavar, help, parser=partial(_dataset_folder, whole=whole), **more)
+
+
+def _dataset_folder(text: str, *, whole: bool) -> Path:
+    """Return the folder of a dataset; what the command prints has the URL in the place of that of the cache."""
+    if "://" not in text:
+        return Path(text)
+    from chatmill.cli.statuses import AT_END
+    from chatmill.files.remote import local_folder, named_output
+
+    AT_END.enter_context(named_output())
+    return local_folder(text, whole=whole)
 
 
 def _names(module: str, name: str) -> Callable[[], list[str]]:

@@ -17,12 +17,12 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import argument
+from chatmill.cli.options import dataset_argument
 from chatmill.console import shown_count
 
 
 def command(
-    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
+    dataset: Annotated[Path, dataset_argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -31,8 +32,17 @@ class Status(IntEnum):
     """SIGTERM; `train` saves a checkpoint first."""
 
 
+AT_END = contextlib.ExitStack()
+"""What the command that runs now has changed in this process; taken back when it has ended."""
+
+
 def ended(run: Callable[[], object]) -> int:
     """Run a command and give its exit status; a user's mistakes are reported without a traceback."""
+    with AT_END:
+        return _ended(run)
+
+
+def _ended(run: Callable[[], object]) -> int:
     try:
         status = run()
         sys.stdout.flush()

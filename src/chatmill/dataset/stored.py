@@ -20,6 +20,7 @@ from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.splits import LookSplit
+from chatmill.store.episode_layout import dataset_folder
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 
@@ -53,7 +54,7 @@ class Dataset:
         `scratch` is kept as long as the dataset is; `records` is the file of records that were given as objects;
         `decoder` saves loading the tokenizer that the manifest names.
         """
-        self.directory = Path(directory)
+        self.directory = dataset_folder(directory)
         manifest = read_manifest(self.directory)
         if manifest is None:
             raise ConfigError(f"{self.directory} holds no dataset: give the folder that chatmill build wrote")

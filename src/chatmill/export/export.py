@@ -16,6 +16,7 @@ from chatmill.export.targets import ALONE, Export
 from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
+from chatmill.store.episode_layout import beside
 from chatmill.store.kd import blend_arguments
 from chatmill.store.model_ids import refuse_ids_beyond
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
@@ -182,7 +183,7 @@ def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:
     folder = directory.resolve()
-    final = folder.with_name(f"{folder.name}-{to}") if out is None else Path(out)
+    final = beside(folder, f"{folder.name}-{to}") if out is None else Path(out)
     if final.exists():
         raise ConfigError(f"{final}: is there already; an export never writes into it: choose another --out")
     if folder in final.resolve().parents:

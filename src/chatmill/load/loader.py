@@ -18,6 +18,7 @@ from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device, rank_and_world
 from chatmill.load.row_buffer import RowBuffer
 from chatmill.load.rows import Ints, Rows
+from chatmill.store.episode_layout import dataset_folder
 
 if TYPE_CHECKING:
     import torch
@@ -342,4 +343,4 @@ def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path
     chosen = dataset_dir if dataset_dir is not None else config.dataset_dir
     if chosen is None:
         raise ConfigError("no dataset: give dataset_dir, or set dataset_dir in the config")
-    return Path(chosen)
+    return dataset_folder(chosen)

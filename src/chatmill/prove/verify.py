@@ -22,7 +22,7 @@ from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
-from chatmill.store.episode_layout import MANIFEST, SPLIT_MANIFEST, SPLITS
+from chatmill.store.episode_layout import MANIFEST, SPLIT_MANIFEST, SPLITS, dataset_folder
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 from chatmill.store.teacher import FOLDER
@@ -47,7 +47,7 @@ def verify(
     every record by the slow reference path, in `workers` processes (default: one for each core); with `sample` only
     those of so many chunks, evenly spread. A folder that is no dataset is a `FormatError`.
     """
-    folder = Path(directory)
+    folder = dataset_folder(directory, whole=True)
     if sample is not None and (sample < 1 or not deep):
         raise ConfigError("sample is a number of chunks, 1 or more, and goes with deep")
     manifest = _manifest(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, is_episode_split, names_in
+from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, dataset_folder, is_episode_split, names_in
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import is_kd, open_kd_dataset
 from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_export, read_manifest
@@ -19,7 +19,7 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
 
     `splits` chooses some; by default all that are there are opened.
     """
-    folder = Path(directory)
+    folder = dataset_folder(directory)
     if is_kd(folder) or manifest_kind(folder) == KD_SCHEMA:
         return open_kd_dataset(folder, splits)
     if not folder.is_dir():

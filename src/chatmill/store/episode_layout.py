@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from chatmill.errors import ConfigError, FormatError
+from chatmill.files import remote
 
 TOKENS = "tokens.bin"
 """uint32 token ids, little-endian."""
@@ -25,6 +26,19 @@ WORK = ".build"
 SHARD_NAME = re.compile(r"shard_\d+")
 MAX_SHARDS = 100_000
 """Shard numbers have five digits, so that the order of names is the order of numbers."""
+
+
+def dataset_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
+    """Return the folder of a dataset, an export or a part of one, given as a path or a URL.
+
+    The folder of a URL is in the cache and fills on demand, or at once with `whole`.
+    """
+    return remote.local_folder(path, whole=whole)
+
+
+def beside(folder: Path, name: str) -> Path:
+    """Return where what is made of a dataset goes by default: beside its folder, or for a URL where we are."""
+    return Path(name) if remote.origin(folder) else folder.with_name(name)
 
 
 def shard_name(number: int) -> str:
@@ -60,7 +74,7 @@ def shard_folders(folder: Path) -> list[Path]:
 
 def episode_folders(folder: Path) -> list[Path]:
     """Return the folders that hold the three files: the split itself (flat layout), or its shards in name order."""
-    flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
+    flat = os.path.lexists(folder / INDEX) or os.path.lexists(folder / TOKENS)
     shards = shard_folders(folder)
     if flat and shards:
         raise FormatError(
@@ -89,4 +103,4 @@ def _refuse_gaps(folder: Path, shards: list[Path]) -> None:
 
 def is_episode_split(folder: Path) -> bool:
     """Return whether a split folder holds episodes (flat or sharded) rather than plain token files."""
-    return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))
+    return any(os.path.lexists(place / INDEX) for place in (folder, *shard_folders(folder)))

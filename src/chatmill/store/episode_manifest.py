@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -140,7 +141,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """Return the manifest of a split folder; None when there is none (three plain files)."""
     path = folder / SPLIT_MANIFEST
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     manifest: EpisodeManifest = typed(EpisodeManifest, read_object(path), str(path), error=FormatError)
     return manifest

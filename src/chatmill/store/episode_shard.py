@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class EpisodeShard(TokenShard):
         """`source_codes`: for each code in the `source` file of the shard, that of the split; None: they are equal."""
         super().__init__(folder, files or MappedFiles())
         self._source_codes, self._specs = source_codes, specs
-        if BRANCHES.name not in self._specs and (folder / BRANCHES.file).exists():
+        if BRANCHES.name not in self._specs and os.path.lexists(folder / BRANCHES.file):
             raise FormatError(
                 f"{folder}: its episodes are trees ({BRANCHES.file}), and the manifest of the split, which says so, is "
                 "missing or does not name that column: read as plain texts, branches would follow each other"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,18 @@ from chatmill.core.trees import Branches, joined
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.pack.plan import Plan
 from chatmill.pack.plan import plan as pack_rows
-from chatmill.store.episode_layout import SPLIT_MANIFEST, episode_folders, split_folder
+from chatmill.store.episode_layout import (
+    INDEX,
+    MASK,
+    SPLIT_MANIFEST,
+    TOKENS,
+    dataset_folder,
+    episode_folders,
+    split_folder,
+)
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
-from chatmill.store.mapped import MappedFiles, probe
+from chatmill.store.mapped import SAMPLE, SAMPLES, MappedFiles, probe
 from chatmill.store.split import Ints, Split, TokenColumns
 from chatmill.store.teacher import FOLDER, TeacherColumn
 
@@ -74,7 +83,7 @@ class EpisodeDataset(Split):
         A mask that is missing in some shards or has the wrong length is an error; with `strict=False` the split is
         then read without masks, and `mask_problem` says why.
         """
-        self.directory, self.split = Path(dir), split
+        self.directory, self.split = dataset_folder(dir), split
         self.folder = split_folder(self.directory, split)
         self.manifest: EpisodeManifest | None = read_split_manifest(self.folder)
         folders = episode_folders(self.folder)
@@ -245,13 +254,35 @@ class EpisodeDataset(Split):
         back = np.argsort(np.concatenate([np.empty(0, dtype=np.int64), *(places for _, places in parts)]))
         return joined([branches for branches, _ in parts]).take(back)
 
+    def _compare_small_files(self, manifest: EpisodeManifest) -> None:
+        """Compare indexes, and small files of tokens and masks, with the digests in the manifest.
+
+        Files of a remote dataset were compared when they were fetched.
+        """
+        shards = zip(self.shards, manifest.shards, strict=True) if manifest.shards else ()
+        for shard, stated in shards:
+            for name in (INDEX, TOKENS, MASK):
+                record = stated.files.get(name)
+                path = shard.folder / name
+                if record is None or path.is_symlink() or (name != INDEX and record.bytes > SAMPLE * SAMPLES):
+                    continue
+                with suppress(ImportError):  # a machine that only trains may have no hashes
+                    if not record.record.is_of(path):
+                        raise FormatError(
+                            f"{path} is not the file that {SPLIT_MANIFEST} names: it was changed after the build "
+                            "(chatmill verify shows what else differs)"
+                        )
+
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over shard names, sizes, the whole index and samples of the tokens and masks.
+        """sha256 over the shards: their names, and the digests of their files as the manifest of the split has them.
 
-        Files up to 256 KiB are hashed whole, larger ones at evenly spaced places: it tells datasets apart
-        when a run is resumed, in milliseconds. The manifest's file hashes are what proves every byte.
+        Without a manifest: sizes, the whole index, and samples of tokens and masks, files up to 256 KiB whole. It
+        tells datasets apart when a run is resumed, in milliseconds; `chatmill verify` is what proves every byte.
         """
+        if self.manifest is not None:
+            self._compare_small_files(self.manifest)
+            return _manifest_fingerprint(self.manifest)
         digest = hashlib.sha256(b"chatmill-episodes-1")
         for shard in self.shards:
             name = shard.folder.name if len(self.shards) > 1 else ""
@@ -267,6 +298,17 @@ class EpisodeDataset(Split):
             if self.has_trees:
                 digest.update(shard.column("branches").data)
         return digest.hexdigest()
+
+
+def _manifest_fingerprint(manifest: EpisodeManifest) -> str:
+    """Hash what a manifest says of the shards; nothing else is read, so a dataset in a bucket is not fetched for it."""
+    digest = hashlib.sha256(b"chatmill-episodes-2")
+    for shard in manifest.shards:
+        name = shard.name if len(manifest.shards) > 1 else ""
+        digest.update(f"{name}\0{shard.episodes}\0{shard.tokens}\0".encode())
+        for file, record in sorted(shard.files.items()):
+            digest.update(f"{file}\0{record.bytes}\0{record.xxh128}\0".encode())
+    return digest.hexdigest()
 
 
 def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray[np.uint32] | None]:

@@ -22,7 +22,7 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_layout import MANIFEST, dataset_folder
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
 from chatmill.store.megatron import MegatronIndex
@@ -50,7 +50,7 @@ class KDRoot(NamedTuple):
 
 def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     """Look into a finished folder, without opening its shards; refuses one whose manifest is not there yet."""
-    folder = Path(directory)
+    folder = dataset_folder(directory, whole=True)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder")
     splits = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 from chatmill.core.checksums import RunningDigest
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
+from chatmill.files import remote
 
+FETCHES = 3
+"""How often a file of the cache is fetched that is removed before it is open."""
 SAMPLE = 4096
 SAMPLES = 64
 """Samples of `SAMPLE` bytes per file in a fingerprint; with many shards each gets fewer, but always its two ends."""
@@ -34,12 +39,24 @@ def map_file(path: str | Path, dtype: DTypeLike, records: int | None = None) -> 
     if not size:
         return np.empty(0, dtype=kind)
     try:
-        with open(path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        mapping = _mapping(path, size)
     except OSError as error:
         refuse_out_of_memory(error, f"{path} cannot be mapped")
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     return np.frombuffer(mapping, dtype=kind)
+
+
+def _mapping(path: str | Path, size: int) -> mmap.mmap:
+    """Map a file; one of a remote dataset that is not in the cache now is fetched first."""
+    for _ in range(FETCHES):
+        if os.path.islink(path):
+            remote.fill(path)
+        try:
+            with open(path, "rb") as file:
+                return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except FileNotFoundError:  # another process has just made room in the cache
+            continue
+    raise FileNotFoundError(errno.ENOENT, f"it was removed from the cache {FETCHES} times before it could be opened")
 
 
 class MappedFiles:
@@ -71,6 +88,8 @@ def file_size(path: str | Path) -> int:
     try:
         return Path(path).stat().st_size
     except FileNotFoundError:
+        if (size := remote.stored_size(path)) is not None:
+            return size
         raise FormatError(f"{Path(path).parent}: {Path(path).name} is missing; the dataset is not complete") from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}; the dataset is not complete") from error

@@ -15,6 +15,7 @@ from chatmill.load.loader import BatchLoader
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.load.token_stream import make_loader
 from chatmill.read.transcripts import read_transcripts
+from chatmill.store.episode_layout import dataset_folder
 from chatmill.store.receipts import FORMAT, KD_SCHEMA, manifest_kind, read_manifest
 from chatmill.structs import misspelt
 from chatmill.systems.post_training import EOS, MARKERS, pack_transcripts
@@ -86,7 +87,7 @@ def open_data(run: TrainRun, config: TrainingConfig) -> tuple[BatchLoader, str |
         return _stream(run, config)
     if config.dataset_dir is None:
         raise ConfigError("nothing to train on: set dataset_dir, or transcripts with post_training")
-    directory = Path(config.dataset_dir)
+    directory = dataset_folder(config.dataset_dir)
     kind = manifest_kind(directory)
     if kind == KD_SCHEMA:
         raise ConfigError(

@@ -1,0 +1,171 @@
+"""The cache of files from stores: named by their digests, whole or absent, up to a limit, for many processes.
+
+What a name stands for never changes, so any process, dataset and version may share a file. Files used longest ago go
+first. A file that somebody has mapped stays readable after it was removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from chatmill.core.cache_folders import CACHE_VARIABLE, chatmill_cache
+from chatmill.core.checksums import FileRecord
+from chatmill.core.publish import TEMPORARY, storing, temporary_beside
+from chatmill.errors import ConfigError
+
+LIMIT_VARIABLE = "CHATMILL_CACHE_LIMIT"
+FILES = "files"
+"""The folder of the cache that holds the files."""
+OF_FREE = 0.8
+"""The default limit, as a share of what is free on the disk or used by the cache already."""
+OLD_SECONDS = 24 * 3600
+"""After so long a temporary file is one that a killed process has left."""
+_SIZE = re.compile(r"(?i)(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def file_of(record: FileRecord, root: Path | None = None) -> Path:
+    """Return where the cache keeps the file with this size and digest."""
+    folder = (root or chatmill_cache()) / FILES / record.digest[:2]
+    return folder / f"{record.digest}-{record.bytes}"
+
+
+def byte_count(text: str, name: str) -> int:
+    """Parse a size such as `200GB`, `1.5 TiB` or `4096`; `name` is where it was given."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}; it takes a number of bytes, such as 200GB or 64MiB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _UNITS[match[2].lower()])
+
+
+def cache_limit(root: Path | None = None) -> int:
+    """Return how many bytes the cache may hold: `CHATMILL_CACHE_LIMIT`, else 80% of what it could have."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if text:
+        return byte_count(text, LIMIT_VARIABLE)
+    folder = root or chatmill_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    return int(OF_FREE * (shutil.disk_usage(folder).free + _read_usage(folder)))
+
+
+def touch(path: str | os.PathLike[str]) -> bool:
+    """Note that a file of the cache is used now; return whether it is there."""
+    try:
+        os.utime(path)
+    except OSError:
+        return os.path.exists(path)
+    return True
+
+
+def keep(target: Path, size: int, write: Callable[[Path], None]) -> None:
+    """Put a file into the cache, unless it is there: `write` fills a temporary file, which then gets its name.
+
+    One process, or thread, at a time writes a file; the others wait, and find it.
+    """
+    root = target.parent.parent.parent
+    with storing(target.parent, "create the folder"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(root / "locks" / target.name[:3]):
+        if target.exists():
+            touch(target)
+            return
+        make_room(root, size)
+        temporary = temporary_beside(target)
+        try:
+            with storing(root, "keep a file of a store in the cache"):
+                _write_or_free(root, temporary, size, write)
+                os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        with _locked(root / "usage.lock"):
+            _write_usage(root, _read_usage(root) + size)
+
+
+def _write_or_free(root: Path, temporary: Path, size: int, write: Callable[[Path], None]) -> None:
+    """Write a file; on a full disk, free what is not needed now, and write it again."""
+    try:
+        write(temporary)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        temporary.unlink(missing_ok=True)
+        with _locked(root / "usage.lock"):
+            _remove_oldest(root, _read_usage(root) // 2)
+        write(temporary)
+
+
+def make_room(root: Path, size: int) -> None:
+    """Remove files that were used longest ago, until one of this size fits under the limit."""
+    with _locked(root / "usage.lock"):
+        limit = cache_limit(root)
+        if size > limit:
+            raise ConfigError(
+                f"the cache {root} may hold {limit:,} bytes, and one file needs {size:,}: raise {LIMIT_VARIABLE}, or "
+                f"choose a larger disk ({CACHE_VARIABLE})"
+            )
+        if _read_usage(root) + size > limit:
+            _remove_oldest(root, limit - size)
+
+
+def _remove_oldest(root: Path, most: int) -> None:
+    """Remove files until at most `most` bytes are left; the usage is counted anew."""
+    files: list[tuple[int, int, str]] = []
+    total = 0
+    for entry in _entries(root):
+        with contextlib.suppress(OSError):
+            status = entry.stat()
+            if TEMPORARY.fullmatch(entry.name):
+                if time.time() - status.st_mtime > OLD_SECONDS:
+                    os.unlink(entry.path)
+                continue
+            files.append((status.st_mtime_ns, status.st_size, entry.path))
+            total += status.st_size
+    for _, size, path in sorted(files):
+        if total <= most:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            total -= size
+    _write_usage(root, total)
+
+
+def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(root / FILES) as folders:
+        for folder in list(folders):
+            with os.scandir(folder) as files:
+                yield from list(files)
+
+
+def _read_usage(root: Path) -> int:
+    """Return how many bytes the cache holds, as processes have noted it."""
+    try:
+        return int((root / "usage").read_text() or 0)
+    except (OSError, ValueError):
+        return sum(entry.stat().st_size for entry in _entries(root))
+
+
+def _write_usage(root: Path, size: int) -> None:
+    (root / "usage").write_text(str(max(size, 0)))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock among the processes and threads that use the cache; without one where the system has none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

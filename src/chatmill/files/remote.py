@@ -1,0 +1,374 @@
+"""The one module that knows that a dataset may be remote: a local folder that fills on demand.
+
+The folder of a remote dataset is made in the cache from its manifest. Each file is a link to where the cache keeps, or
+will keep, the bytes with the digest in the manifest; the name of that place also says the size. So a file that was not
+fetched yet is a link to nothing: whoever opens it fails, and never reads wrong bytes. `fill` fetches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from chatmill.core.cache_folders import CACHE_VARIABLE, chatmill_cache
+from chatmill.core.checksums import FileRecord, Hash
+from chatmill.core.publish import storing, temporary_beside
+from chatmill.errors import ConfigError, FormatError
+from chatmill.files import cache, stores
+from chatmill.files.stores import NoSuchObject, RemoteError, join, shown
+
+MANIFESTS = ("manifest.json", "export.json")
+"""Of a dataset and of an export; one of them is written last, and names all files."""
+DATASETS, ORIGIN = "datasets", ".origin"
+"""The folder of the cache with the folders of datasets, and the file in each that has its URL."""
+INDEX = "episodes.idx"
+JOINED = ".indexes"
+"""An object beside the manifest: all indexes one after the other, so that opening many shards takes one request."""
+WITHOUT_JOINED = 32
+"""Up to so many indexes are fetched one by one."""
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)[^/]")
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
+_names: dict[str, str] = {}
+"""The URLs of the folders that this process has opened, by their paths."""
+
+
+class Remote(NamedTuple):
+    """A file of a remote dataset, as its link says it."""
+
+    url: str
+    record: FileRecord
+    target: Path
+    """Where the cache keeps its bytes."""
+
+
+# Addresses.
+
+
+def address(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a path is; None for a path of this machine.
+
+    A `Path` made of a URL has lost one of its slashes, which is put back.
+    """
+    text = os.fspath(path)
+    match = URL.match(text)
+    if match is None or match[1] == "file":
+        return None
+    if match[2] == "//":
+        return text
+    if isinstance(path, Path) and not os.path.lexists(path) and match[1].lower() in (*stores.NEEDS, "memory"):
+        return text.replace(":/", "://", 1)
+    return None
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path of this machine; a `file://` URL is one."""
+    text = os.fspath(path)
+    return Path(unquote(urlsplit(text).path)) if text.startswith("file://") else Path(path)
+
+
+def as_named(text: str) -> str:
+    """Put the URLs of remote datasets in place of the paths of their folders, for people to read."""
+    for folder, url in _names.items():
+        text = text.replace(folder, url)
+    return text
+
+
+class _NamedStream:
+    """A stream of texts in which the folders of remote datasets have their URLs."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        return int(self._stream.write(as_named(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def named_output() -> Iterator[None]:
+    """Print URLs in place of folders of the cache, on standard output and standard error."""
+    with (
+        contextlib.redirect_stdout(_NamedStream(sys.stdout)),
+        contextlib.redirect_stderr(_NamedStream(sys.stderr)),
+    ):
+        yield
+
+
+# Reading: a folder that fills.
+
+
+def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
+    """Return the folder of a dataset; that of a URL fills on demand, or at once with `whole`.
+
+    Raises:
+        RemoteError: The store cannot be reached, or has no finished dataset there.
+        ConfigError: The cache may not hold a whole dataset.
+    """
+    url = address(path)
+    if url is None:
+        return local_path(path)
+    stores.refuse_keys(url)
+    name, data = _manifest(url)
+    folder = _folder_of(url, data)
+    _names[str(folder)] = url.rstrip("/")
+    if not folder.is_dir():
+        _make_folder(folder, url, name, data)
+    files = _listed(name, data, url)
+    _fill_heads(folder, url, files)
+    if whole:
+        _fill_whole(folder, url, files)
+    return folder
+
+
+def _folder_of(url: str, manifest: bytes) -> Path:
+    """Return where the cache has the folder of a dataset: one for each URL and manifest, named as at the URL."""
+    home = sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    name = PurePosixPath(url.partition("://")[2]).name
+    return chatmill_cache().absolute() / DATASETS / f"{home}-{sha256(manifest).hexdigest()[:16]}" / name
+
+
+def _manifest(url: str) -> tuple[str, bytes]:
+    """Return the name and bytes of the manifest of a dataset or an export."""
+    for name in MANIFESTS:
+        with contextlib.suppress(NoSuchObject):
+            return name, stores.read_object(join(url, name))
+    raise RemoteError(
+        url,
+        "open the dataset",
+        f"it has no {MANIFESTS[0]}, which a build writes last",
+        "Check the address, or finish the build (--resume)",
+    )
+
+
+def _listed(name: str, data: bytes, url: str) -> dict[str, FileRecord]:
+    """Return the files that a manifest lists, with their sizes and digests."""
+    where = join(url, name)
+    try:
+        content = json.loads(data)
+        if isinstance(content.get("files"), Mapping):
+            files = {path: FileRecord.from_json(record) for path, record in content["files"].items()}
+        else:
+            files = {file["path"]: FileRecord.from_json(file) for file in _distillation_files(content)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{shown(where)} is not the manifest of a dataset: {error!r}") from None
+    for path, record in files.items():
+        parts = PurePosixPath(path).parts
+        if not parts or ".." in parts or path.startswith("/") or not _DIGEST.fullmatch(record.digest):
+            raise FormatError(f"{shown(where)} names {path!r} with the digest {record.digest!r}: it was edited")
+    return files
+
+
+def _distillation_files(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the files in the manifest of a distillation dataset."""
+    for split in content["splits"].values():
+        for shard in split["shards"]:
+            yield from shard["files"]
+    if content["failed"]["file"] is not None:
+        yield content["failed"]["file"]
+
+
+def _make_folder(folder: Path, url: str, name: str, data: bytes) -> None:
+    """Make the folder of a dataset: its manifest, and a link for every other file."""
+    temporary = temporary_beside(folder.parent)
+    inner = temporary / folder.name
+    with storing(folder, "create the folder of a remote dataset in the cache"):
+        inner.mkdir(parents=True)
+        try:
+            made = {""}
+            for path, record in _listed(name, data, url).items():
+                below = path.rpartition("/")[0]
+                if below not in made:
+                    (inner / below).mkdir(parents=True, exist_ok=True)
+                    made.add(below)
+                up = "../" * (path.count("/") + 3)
+                target = cache.file_of(record, Path()).as_posix()
+                os.symlink(up + target, f"{inner}/{path}")
+            (inner / name).write_bytes(data)
+            (temporary / ORIGIN).write_text(url.rstrip("/"))
+            with contextlib.suppress(OSError):  # another process was first
+                os.rename(temporary, folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} cannot be made: remove what is there")
+
+
+def _fill_heads(folder: Path, url: str, files: Mapping[str, FileRecord]) -> None:
+    """Fetch what every reader needs: indexes, and the files beside the manifests."""
+    root = chatmill_cache().absolute()
+    heads = [path for path in files if path.count("/") < 2 and not path.endswith(".bin")]
+    indexes = [path for path in files if path.endswith(f"/{INDEX}")]
+    wanted = list(dict.fromkeys([*heads, *indexes]))
+    missing = [path for path in wanted if not cache.touch(cache.file_of(files[path], root))]
+    if sum(path.endswith(f"/{INDEX}") for path in missing) > WITHOUT_JOINED:
+        _fill_joined(url, {path: files[path] for path in sorted(indexes)}, root)
+        missing = [path for path in missing if not cache.file_of(files[path], root).exists()]
+    fill_all([folder / path for path in missing], stores.MANY)
+
+
+def _fill_joined(url: str, indexes: Mapping[str, FileRecord], root: Path) -> None:
+    """Fetch all indexes with one request, if the build has left them together; each is compared with its digest."""
+    try:
+        data = memoryview(stores.read_object(join(url, JOINED)))
+    except NoSuchObject:
+        return
+    start = 0
+    for record in indexes.values():
+        part = data[start : start + record.bytes]
+        start += record.bytes
+        digest = record.hash.begin()
+        digest.update(part)
+        if digest.hexdigest() == record.digest:
+            cache.keep(cache.file_of(record, root), record.bytes, partial(_write_bytes, part))
+
+
+def _write_bytes(data: memoryview, path: Path) -> None:
+    path.write_bytes(data)
+
+
+def _fill_whole(folder: Path, url: str, files: Mapping[str, FileRecord]) -> None:
+    """Fetch all files of a dataset; refuse one that the cache may not hold at once."""
+    refuse_larger(url, sum({record.digest: record.bytes for record in files.values()}.values()))
+    fill_all([folder / path for path in files])
+
+
+def refuse_larger(url: str, size: int, more: str = "") -> None:
+    """Refuse what needs more bytes in the cache at once than its limit allows."""
+    limit = cache.cache_limit()
+    if size > limit:
+        raise ConfigError(
+            f"{shown(url)}: this needs {size:,} bytes in the cache at once, and {chatmill_cache()} may hold {limit:,}: "
+            f"raise {cache.LIMIT_VARIABLE}, choose a larger disk ({CACHE_VARIABLE}){more}"
+        )
+
+
+def remote_file(path: str | os.PathLike[str]) -> Remote | None:
+    """Return what the link of a remote dataset's file says; None for all other paths."""
+    text = os.path.abspath(path)
+    try:
+        link = os.readlink(text)
+    except OSError:
+        return None
+    target = Path(os.path.normpath(os.path.join(os.path.dirname(text), link)))
+    digest, _, size = target.name.partition("-")
+    root = target.parent.parent.parent
+    name = os.path.relpath(text, root / DATASETS)
+    if target.parent.parent.name != cache.FILES or not _DIGEST.fullmatch(digest) or not size.isdigit():
+        return None
+    home, _, below = name.partition("/")
+    name = below.partition("/")[2]
+    try:
+        url = (root / DATASETS / home / ORIGIN).read_text()
+    except OSError:
+        return None
+    hash = Hash.XXH128 if len(digest) == 32 else Hash.SHA256
+    return Remote(join(url, name), FileRecord(bytes=int(size), digest=digest, hash=hash), target)
+
+
+def stored_size(path: str | os.PathLike[str]) -> int | None:
+    """Return the size of a file that was not fetched yet; None for what is no file of a remote dataset."""
+    remote = remote_file(path)
+    return None if remote is None else remote.record.bytes
+
+
+def origin(folder: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a folder of the cache belongs to; None for all other folders."""
+    return _names.get(os.path.abspath(folder))
+
+
+def fill(path: str | os.PathLike[str]) -> bool:
+    """Fetch a file of a remote dataset into the cache; return whether the path is one of these."""
+    remote = remote_file(path)
+    if remote is None:
+        return False
+    if not cache.touch(remote.target):
+        cache.keep(remote.target, remote.record.bytes, partial(_download, remote))
+    return True
+
+
+def fill_all(paths: Sequence[Path], threads: int = stores.STREAMS) -> None:
+    """Fetch several files of remote datasets at once."""
+    stores.in_parallel(fill, paths, threads)
+
+
+def _download(remote: Remote, temporary: Path) -> None:
+    """Fetch an object and compare it with its digest; another one is asked for twice."""
+    for _ in range(2):
+        digest = remote.record.hash.begin()
+        with temporary.open("wb", buffering=0) as out:
+            for start in range(0, remote.record.bytes, stores.BLOCK):
+                block = _block(remote, start)
+                digest.update(block)
+                out.write(block)
+        if digest.hexdigest() == remote.record.digest:
+            return
+    raise RemoteError(
+        remote.url,
+        "read",
+        f"its bytes have the {remote.record.hash} {digest.hexdigest()}, and the manifest says {remote.record.digest}",
+        "It was changed or damaged after it was written: build the dataset again, or restore the object",
+        2,
+    )
+
+
+def _block(remote: Remote, start: int) -> bytes:
+    stop = min(start + stores.BLOCK, remote.record.bytes)
+    try:
+        return stores.read_range(remote.url, start, stop)
+    except NoSuchObject as error:
+        raise RemoteError(
+            remote.url,
+            "read",
+            "the manifest names this object, and it is gone",
+            "Somebody has removed it: restore it, or build the dataset again",
+            error.tries,
+        ) from None
+
+
+class Prefetch:
+    """Fetches files before they are needed, in the order in which they will be, up to a number of bytes ahead."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is in bytes; a window of files is never more than is asked for at once."""
+        self.most = most
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: dict[str, Future[bool]] = {}
+        self._lock = threading.Lock()
+
+    def want(self, paths: Sequence[Path]) -> None:
+        """Begin to fetch files; an error shows when the file is read, which fetches it once more."""
+        with self._lock:
+            self._running = {name: future for name, future in self._running.items() if not future.done()}
+            room = self.most
+            for path in paths:
+                remote = remote_file(path)
+                if remote is None:
+                    continue
+                room -= remote.record.bytes
+                if room < 0:
+                    break
+                if remote.target.exists():
+                    cache.touch(remote.target)
+                elif str(path) not in self._running:
+                    if self._threads is None:
+                        self._threads = ThreadPoolExecutor(stores.STREAMS // 2, thread_name_prefix="chatmill-prefetch")
+                    self._running[str(path)] = self._threads.submit(fill, path)
+
+    def __reduce__(self) -> tuple[type[Prefetch], tuple[int]]:
+        """Another process fetches by itself."""
+        return Prefetch, (self.most,)

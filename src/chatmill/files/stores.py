@@ -1,0 +1,423 @@
+"""Object stores: the few requests that Chatmill makes of them, each with a time-out, retries and one clear error.
+
+`fsspec` carries the bytes and knows the protocols. A request that fails is made again, unless the answer cannot change:
+no such object, no access, no credentials. Keys and tokens are taken out of whatever is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from chatmill.errors import ChatmillError, ConfigError, MissingExtraError
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+NEEDS = {
+    "s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "gcs": ("gcsfs", "gs"),
+    "az": ("adlfs", "az"), "abfs": ("adlfs", "az"), "abfss": ("adlfs", "az"),
+    "http": ("aiohttp", "http"), "https": ("aiohttp", "http"), "hf": ("huggingface_hub", "hf"),
+}  # fmt: skip
+"""The package that a kind of URL needs besides fsspec, and the extra that installs both."""
+TIMEOUT_VARIABLE, RETRIES_VARIABLE = "CHATMILL_STORE_TIMEOUT", "CHATMILL_STORE_RETRIES"
+BLOCK = 16 << 20
+"""Bytes of one request for a part of an object."""
+STREAMS = 8
+"""Requests that one process has under way at a time for large files."""
+MANY = 64
+"""The same for small files, where most of the time goes into waiting."""
+FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0
+"""Seconds between two tries of a request; each wait is twice as long as the one before."""
+_SECRET_NAMES = ("SECRET", "TOKEN", "PASSWORD", "ACCOUNT_KEY", "STORAGE_KEY", "CONNECTION_STRING", "SAS", "ACCESS_KEY")
+_SECRET_OPTIONS = [
+    "key",
+    "secret",
+    "token",
+    "password",
+    "account_key",
+    "sas_token",
+    "connection_string",
+    "client_secret",
+]
+_SIGNED = re.compile(r"(?i)([?&;](?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|se|sp|sv)=)[^&\s'\"]+")
+_USER = re.compile(r"(?<=://)[^/@\s:]+:[^/@\s]+@")
+
+
+class RemoteError(ChatmillError):
+    """A store did not do what was asked: the URL, what was tried, how often, and what it said."""
+
+    def __init__(self, url: str, action: str, reason: str, hint: str, tries: int = 1) -> None:
+        """`action` is a verb for what was tried, e.g. "read"."""
+        self.url = shown(url)
+        self.tries = tries
+        often = "tried once" if tries == 1 else f"tried {tries} times"
+        super().__init__(f"{self.url}: cannot {action}: {hidden(reason)} ({often}). {hint}")
+
+
+class NoSuchObject(RemoteError):  # noqa: N818 - it says what the store answered
+    """The store has no object of this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """How long and how often a request is tried."""
+
+    timeout: float = 60.0
+    """Seconds for one request."""
+    retries: int = 6
+    """How often a request is made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """What a store says of an object."""
+
+    size: int
+    version: str
+    """Differs after the object was written again: its ETag or time of change."""
+    md5: str = ""
+    """Hexadecimal digits; empty where the store does not say it."""
+
+
+_from_recipe: StoreSettings | None = None
+
+
+def use_settings(settings: Mapping[str, Any] | None) -> None:
+    """Take time-outs and retries from a recipe (its key `store`); the environment still wins."""
+    global _from_recipe
+    known = {name: value for name, value in (settings or {}).items() if name in ("timeout", "retries")}
+    _from_recipe = StoreSettings(**known)
+
+
+def store_settings() -> StoreSettings:
+    """Return the time-out and retries of this process: environment, recipe, defaults."""
+    settings = _from_recipe or StoreSettings()
+    return StoreSettings(
+        timeout=_number(TIMEOUT_VARIABLE, settings.timeout),
+        retries=int(_number(RETRIES_VARIABLE, settings.retries)),
+    )
+
+
+def _number(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        raise ConfigError(f"{variable} is {text!r}; it takes a number") from None
+    if number < 0:
+        raise ConfigError(f"{variable} is {text!r}; it takes a number that is not negative")
+    return number
+
+
+# Addresses.
+
+
+def kind_of(url: str) -> str:
+    """Return the protocol of a URL, such as `s3`."""
+    return url.partition("://")[0].lower()
+
+
+def shown(url: str) -> str:
+    """Return a URL as it may be printed: without user, password and query."""
+    return _USER.sub("", url).partition("?")[0]
+
+
+def hidden(text: str) -> str:
+    """Take keys, tokens and signatures out of a text."""
+    text = _SIGNED.sub(r"\1...", _USER.sub("", text))
+    for secret in _secrets():
+        text = text.replace(secret, "...")
+    return text
+
+
+def _secrets() -> list[str]:
+    """Collect the values of this process that are keys, the longest first."""
+    found = {value for name, value in os.environ.items() if any(part in name.upper() for part in _SECRET_NAMES)}
+    for options in fsspec_settings().values():
+        if isinstance(options, Mapping):
+            found |= {str(options[name]) for name in _SECRET_OPTIONS if options.get(name)}
+    return sorted((value for value in found if len(value) >= 8), key=len, reverse=True)
+
+
+def refuse_keys(url: str) -> None:
+    """Refuse an address with a password or signature in it: addresses are printed and written."""
+    parts = urlsplit(url)
+    if parts.password or (parts.username and kind_of(url) not in ("abfs", "abfss", "az", "hf")) or parts.query:
+        raise ConfigError(
+            f"{shown(url)}: the address of a dataset holds a key, a password or a query, and addresses are printed and "
+            "written: give credentials as the store's own tools take them (environment, profile, instance role)"
+        )
+
+
+def join(url: str, name: str) -> str:
+    """Return the URL of an object below another URL."""
+    return f"{url.rstrip('/')}/{name}" if name else url.rstrip("/")
+
+
+# The file systems of fsspec.
+
+
+def fsspec_settings(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what fsspec is told about stores in this process; `settings` are those of another one, taken over here."""
+    try:
+        from fsspec.config import conf
+    except ImportError:  # whatever needs it names the package
+        return {}
+    conf.update(settings or {})
+    return dict(conf)
+
+
+def filesystem(url: str) -> Any:
+    """Return the file system of `fsspec` for a URL; a missing package is named with the line that installs it."""
+    kind = kind_of(url)
+    package, extra = NEEDS.get(kind, ("fsspec", "http"))
+    purpose = f"reading and writing {kind}:// paths"
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingExtraError("fsspec", extra, purpose) from None
+    try:
+        return fsspec.core.url_to_fs(url, **_own_options(kind))[0]
+    except ImportError as error:
+        if kind in NEEDS:
+            raise MissingExtraError(package, extra, purpose) from None
+        raise ConfigError(f"{shown(url)}: {hidden(str(error))}") from None
+    except ValueError as error:
+        known = ", ".join(f"{name}://" for name in NEEDS)
+        raise ConfigError(f"{shown(url)}: {hidden(str(error))}. Known: {known}") from None
+
+
+def _own_options(kind: str) -> dict[str, Any]:
+    """Return options so that requests are tried again here alone, and listings are never old."""
+    if kind not in ("s3", "s3a") or "config_kwargs" in fsspec_settings().get("s3", {}):
+        return {}
+    return {"config_kwargs": {"retries": {"max_attempts": 1}, "max_pool_connections": MANY}}
+
+
+def _call(store: Any, name: str, *args: Any, **options: Any) -> Any:
+    """Call a method of a file system; an asynchronous one is stopped at the time-out."""
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    coroutine = getattr(store, f"_{name}", None)
+    if isinstance(store, AsyncFileSystem) and store.async_impl and inspect.iscoroutinefunction(coroutine):
+        if hasattr(store, "retries"):
+            store.retries = 1
+        return sync(store.loop, coroutine, *args, timeout=store_settings().timeout, **options)
+    return getattr(store, name)(*args, **options)
+
+
+def _ask(url: str, action: str, request: Callable[[Any], Answer]) -> Answer:
+    """Make a request until it succeeds, cannot succeed, or has been tried too often."""
+    store = filesystem(url)
+    tries = 0
+    wait = FIRST_WAIT
+    while True:
+        tries += 1
+        try:
+            return request(store)
+        except (ChatmillError, FileExistsError):
+            raise
+        except Exception as error:
+            final = _final_error(url, action, error, tries)
+            if final is None and tries > store_settings().retries:
+                reason = str(error) or type(error).__name__
+                final = RemoteError(url, action, reason, "Check the name and the network, and try again", tries)
+            if final is not None:
+                raise final from None
+        time.sleep(wait * (0.5 + random.random() / 2))
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def _final_error(url: str, action: str, error: Exception, tries: int) -> RemoteError | None:
+    """Return the error for an answer that trying again does not change; None for others."""
+    text = str(error) or type(error).__name__
+    name = type(error).__name__
+    if "NoSuchBucket" in text or "bucket does not exist" in text or "ContainerNotFound" in text:
+        return RemoteError(url, action, "there is no such bucket", "Check its name, or make it first", tries)
+    if isinstance(error, FileNotFoundError):
+        return NoSuchObject(url, action, "there is no such object", "Check the name", tries)
+    if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError"):
+        hint = "Set them as the store's own tools take them (environment, profile, instance role)"
+        return RemoteError(url, action, "no credentials were found", hint, tries)
+    status = getattr(error, "status", None)
+    if isinstance(error, PermissionError) or status in (401, 403) or name == "ClientAuthenticationError":
+        return RemoteError(url, action, f"forbidden: {text}", "Check the credentials and their rights", tries)
+    return None
+
+
+# Requests.
+
+
+def object_info(url: str) -> StoredObject:
+    """Return what the store says of an object."""
+    info = _ask(url, "read", lambda store: _fresh_info(store, url))
+    return _stored_object(info)
+
+
+def _fresh_info(store: Any, url: str) -> dict[str, Any]:
+    store.invalidate_cache()
+    return dict(_call(store, "info", store._strip_protocol(url)))
+
+
+def _stored_object(info: Mapping[str, Any]) -> StoredObject:
+    tag = str(info.get("ETag") or info.get("etag") or "").strip('"')
+    changed = info.get("LastModified") or info.get("last_modified") or info.get("updated") or info.get("mtime") or ""
+    is_md5 = re.fullmatch(r"[0-9a-f]{32}", tag) is not None
+    return StoredObject(
+        size=int(info.get("size") or 0),
+        version=f"{tag} {changed}" if tag else str(changed),
+        md5=tag if is_md5 else "",
+    )
+
+
+def is_object(url: str) -> bool:
+    """Return whether an object is there."""
+    try:
+        object_info(url)
+    except NoSuchObject:
+        return False
+    return True
+
+
+def read_object(url: str) -> bytes:
+    """Return a whole object."""
+    return bytes(_ask(url, "read", lambda store: _call(store, "cat_file", store._strip_protocol(url))))
+
+
+def read_range(url: str, start: int, stop: int) -> bytes:
+    """Return the bytes of an object from `start` up to `stop`; fewer are an error of the store, and asked for again."""
+
+    def request(store: Any) -> bytes:
+        data = bytes(_call(store, "cat_file", store._strip_protocol(url), start=start, end=stop))
+        if len(data) > stop - start:  # a server that knows no ranges sends all of it
+            data = data[start:stop]
+        if len(data) != stop - start:
+            raise OSError(f"{stop - start:,} bytes were asked for and {len(data):,} came")
+        return data
+
+    return _ask(url, "read", request) if stop > start else b""
+
+
+def write_object(url: str, data: bytes) -> None:
+    """Write an object; an existing one is replaced."""
+    _ask(url, "write", lambda store: _call(store, "pipe_file", store._strip_protocol(url), data))
+
+
+def create_object(url: str, data: bytes) -> bool:
+    """Create an object exclusively; return whether it holds these bytes now.
+
+    After an answer that got lost, the object that is there may be our own, so what is there is compared.
+    """
+    try:
+        _ask(url, "create", lambda store: _create(store, url, data))
+        return True
+    except FileExistsError:
+        return read_object(url) == data
+
+
+def _create(store: Any, url: str, data: bytes) -> None:
+    try:
+        _call(store, "pipe_file", store._strip_protocol(url), data, mode="create")
+    except (ChatmillError, FileExistsError):
+        raise
+    except Exception as error:  # what stores answer where something is there already
+        text = f"{type(error).__name__} {error}"
+        if any(word in text for word in ("PreconditionFailed", "BlobAlreadyExists", "conditionNotMet", "412", "409")):
+            raise FileExistsError(url) from None
+        raise
+
+
+def creates_exclusively(url: str) -> bool:
+    """Return whether a store refuses to create the object at `url`, which is there, a second time."""
+    from fsspec import AbstractFileSystem
+
+    store = filesystem(url)
+    if not hasattr(store, "_pipe_file") and type(store).pipe_file is AbstractFileSystem.pipe_file:
+        return False  # it looks first, and then writes
+    try:
+        _ask(url, "create", lambda store: _create(store, url, b"a second time"))
+    except FileExistsError:
+        return True
+    return False
+
+
+def upload(path: os.PathLike[str], url: str) -> None:
+    """Write a local file as an object."""
+    _ask(url, "write", lambda store: _call(store, "put_file", os.fspath(path), store._strip_protocol(url)))
+
+
+def remove_objects(urls: Sequence[str]) -> None:
+    """Remove objects; missing ones are fine."""
+    in_parallel(_remove, urls)
+
+
+def _remove(url: str) -> None:
+    with contextlib.suppress(NoSuchObject):
+        _ask(url, "remove", lambda store: _call(store, "rm_file", store._strip_protocol(url)))
+
+
+def list_objects(url: str) -> dict[str, StoredObject]:
+    """List all objects below a URL, by their names relative to it."""
+
+    def request(store: Any) -> dict[str, StoredObject]:
+        store.invalidate_cache()
+        root = store._strip_protocol(url).rstrip("/")
+        try:
+            found = _call(store, "find", root, detail=True)
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
+                raise
+            found = {}
+        return {
+            name.removeprefix(root).lstrip("/"): _stored_object(info)
+            for name, info in found.items()
+            if info.get("type", "file") == "file" and name != root
+        }
+
+    return _ask(url, "list", request)
+
+
+def seconds_between(older: str, newer: str) -> float:
+    """Return by how much one object is older than another, by the clock of the store."""
+
+    def moment(store: Any, url: str) -> float:
+        store.invalidate_cache()
+        return float(store.modified(store._strip_protocol(url)).timestamp())
+
+    return _ask(newer, "read", lambda store: moment(store, newer) - moment(store, older))
+
+
+def matching_urls(pattern: str) -> list[str]:
+    """List the URLs that match a URL with `*`, sorted."""
+
+    def request(store: Any) -> list[str]:
+        found = _call(store, "glob", store._strip_protocol(pattern))
+        return sorted(str(store.unstrip_protocol(match)) for match in found)
+
+    return _ask(pattern, "list", request)
+
+
+def in_parallel(function: Callable[[Item], Answer], items: Sequence[Item], threads: int = MANY) -> list[Answer]:
+    """Call a function for each item in threads, which wait for the network; the first error ends it."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="chatmill-store") as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
