@@ -15,7 +15,7 @@ enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX
 enum { MAX_OUTPUTS = 1 << 28, MAX_WALKS = 1 << 28 }; /* of all renderings of one conversation: 2 gigabytes, half a minute */
 enum { TOO_LONG = -2 };                                /* in place of what is returned of a conversation with more */
 enum { NO_CHILD = INT32_MIN };
-enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1 };
+enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1, FIRST_UNKNOWN = -2 };
 enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
@@ -245,6 +245,7 @@ typedef struct {
     uint8_t is_changed[MAX_SPACES][MAX_NAMES]; /* by the outermost loop that runs */
     /* of a rendering that ends in a loop of the root: which one, how many turns at most, and what was found of them */
     int64_t watched, limit, turns, begin, is_over;
+    int64_t loop, start, stop, given[MAX_REGISTERS], given_count; /* that loop, its borders, and what it hands to turns */
 } replayer;
 
 EXPORT void *chatmill_replayer(asked_function ask, int64_t absent, int64_t missing)
@@ -679,6 +680,13 @@ static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *o
         first = start;
     }
     if (size < 0) size = 0;
+    if (is_watched) {
+        r->loop = number;
+        r->start = start;
+        r->stop = l.is_message ? 0 : value_of(r, l.stop, outer, outer_registers);
+        r->given_count = count;
+        memcpy(r->given, registers, (size_t)count * sizeof *registers);
+    }
     if (l.is_moving) {
         registers[count++] = size ? first : 0;
         registers[count++] = size;
@@ -855,6 +863,7 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
                 ended = UNKNOWN;
                 break;
             }
+            if (looped == UNKNOWN && r->depth == 1 && r->watched == FIRST_UNKNOWN) r->watched = hole_count;
             if (looped == UNKNOWN || looped == FAILED) ended = looped;
             reply = looped == REFUSED;
             if (looped == REFUSED) r->space_count = spaces;
@@ -1007,9 +1016,11 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     return r->is_keyed;
 }
 
-/* How many turns of one of the root's loops are known, up to a limit; -1 where what comes before it is not. `found` has
- * whether the loop is over after them, whether all leaves are keyed, and where their outputs are among those of
- * `*outputs`: the first, and how many. The state is that before the next turn only where no turn was new. */
+/* How many turns of one of the root's loops are known, up to a limit; -1 where what comes before it is not. If FIRST_UNKNOWN
+ * is watched, nothing but which loop that is. `found` has whether the loop is over after them, whether all leaves are
+ * keyed, where their outputs are among those of `*outputs` (the first, and how many), which loop of the root it is, its
+ * number, its borders, and how many numbers it hands to its turns: they follow. The state is that before the next turn
+ * only where no turn was new. */
 EXPORT int64_t chatmill_replay_turns(replayer *r, int64_t record, const int32_t *classes, int64_t messages,
                                      const rendering *one, int64_t watched, int64_t limit, int64_t *found,
                                      const output **outputs)
@@ -1027,12 +1038,14 @@ EXPORT int64_t chatmill_replay_turns(replayer *r, int64_t record, const int32_t 
     r->watched = watched;
     r->limit = limit;
     r->turns = -1;
-    r->begin = r->is_over = 0;
+    r->begin = r->is_over = r->given_count = 0;
     int breaks = 0;
     walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
-    r->watched = NO_LOOP;
-    const int64_t of_turns[] = {r->is_over, r->is_keyed, r->begin, r->outputs.count - r->begin};
+    const int64_t of_turns[] = {r->is_over, r->is_keyed, r->begin, r->outputs.count - r->begin, r->watched,
+                                r->loop,    r->start,    r->stop,  r->given_count};
     memcpy(found, of_turns, sizeof of_turns);
+    memcpy(found + sizeof of_turns / sizeof *of_turns, r->given, (size_t)r->given_count * sizeof *r->given);
+    r->watched = NO_LOOP;
     *outputs = r->outputs.data;
     return r->is_too_long ? TOO_LONG : r->turns;
 }

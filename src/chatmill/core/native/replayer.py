@@ -24,6 +24,11 @@ MAX_NUMBERS = 6
 """In one value."""
 MAX_SPACES = 32
 """Namespaces."""
+MAX_REGISTERS = 64
+"""Numbers that a loop hands to its iterations."""
+NO_LOOP = -1
+FIRST_UNKNOWN = -2
+"""In place of a loop of the root: the first one in which an iteration is new."""
 TOO_LONG = -2
 _FAR = 1 << 31
 
@@ -205,6 +210,12 @@ class KnownTurns(NamedTuple):
     spaces: int
     """How many namespaces there are after them."""
     state: list[StateValue]
+    loop: int
+    """The id of the loop."""
+    borders: tuple[int, int]
+    """Where it starts, and where a range stops."""
+    given: list[int]
+    """The numbers that it hands to its iterations."""
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
@@ -317,23 +328,32 @@ class Replayer:
     ) -> KnownTurns | None:
         """Return the turns that are known of a loop of the root; None where what comes before it is not known.
 
-        A request is the root's table, a reply, and the number of messages.
+        A request is the root's table, a reply, and the number of messages. The loop may be `FIRST_UNKNOWN`.
         """
-        one, found, outputs = _numbers([*request, -1, 0, 0, 0, 0])[0], np.zeros(4, dtype=np.int64), struct(None)
-        given = (self.handle, record, classes, messages, one, loop)
-        count = call("chatmill_replay_turns", *given, _FAR, found, outputs)
+        one, outputs = _numbers([*request, -1, 0, 0, 0, 0])[0], struct(None)
+        found = np.zeros(9 + MAX_REGISTERS, dtype=np.int64)
+        given = (self.handle, record, classes, messages, one)
+        if loop == FIRST_UNKNOWN:
+            call("chatmill_replay_turns", *given, loop, _FAR, found, outputs)
+            self._raise()
+            loop = int(found[4])
+            if loop < 0:
+                return None
+        count = call("chatmill_replay_turns", *given, loop, _FAR, found, outputs)
         if count >= 0 and not found[0]:  # again, without the turn that is new: it has left something behind
-            count = call("chatmill_replay_turns", *given, count, found, outputs)
+            count = call("chatmill_replay_turns", *given, loop, count, found, outputs)
         self._raise()
         if count < 0:
             return None
-        is_over, is_keyed, first, size = found.tolist()
+        is_over, is_keyed, first, size, _, number, start, stop, given_count = found[:9].tolist()
         flat = memory(int(outputs[0]) + 8 * first, 2 * size, np.int32).tolist()
         rows, spaces = np.empty((MAX_SPACES * MAX_NAMES, 4 + MAX_NUMBERS), dtype=np.int64), np.zeros(1, dtype=np.int64)
         listed = rows[: call("chatmill_state", self.handle, rows, spaces)].tolist()
         state = [StateValue(row[0], row[1], row[2], row[3], row[4:]) for row in listed]
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        return KnownTurns(count, bool(is_over), bool(is_keyed), pairs, int(spaces[0]), state)
+        handed = found[9 : 9 + given_count].tolist()
+        flags = bool(is_over), bool(is_keyed)
+        return KnownTurns(count, *flags, pairs, int(spaces[0]), state, number, (start, stop), handed)
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
         """Find what tells answers apart, as `renderings_of` lists them, in the latest renderings."""

@@ -2,8 +2,8 @@
 
 A turn of a loop calls macros that are defined elsewhere. What these read of the names around them is an input of the
 turn, like a message. Jinja's own tables say which variable a name is: wherever a macro or a block reads one that is not
-its own, the code asks `environment.outside(name, value)`, which gives the turn what it was handed under that name, or
-refuses to follow it.
+its own, the code asks `environment.outside(name, value, read)`, which gives the turn what it was handed under that name,
+or refuses to follow it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from chatmill.render.jinja.loops import OURS
 
 
 class OutsideReads(CodeGenerator):
-    """Writes what macros and blocks read from around them as `environment.outside(name, value)`."""
+    """Writes what macros and blocks read from around them as `environment.outside(name, value, read)`.
+
+    A read has a number: the code that reads, which always reads the same variable.
+    """
 
     _own_level: int | None = None
     """The level of names in the outermost macro or block that is being written; None outside of them."""
+    _reads = 0
 
     def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> tuple[Frame, MacroRef]:
         """Write a macro."""
@@ -49,7 +53,7 @@ class OutsideReads(CodeGenerator):
                 continue
             if name.startswith(OURS):  # no name of the template
                 continue
-            self.writeline(f"{reference} = {_outside(name, reference)}")
+            self.writeline(f"{reference} = {self._outside(name, reference)}")
 
     def visit_Name(self, node: nodes.Name, frame: Frame) -> None:  # noqa: N802 (names of the base class)
         """Write a name that is read or assigned."""
@@ -59,7 +63,8 @@ class OutsideReads(CodeGenerator):
             return
         self.write(f"environment.outside({node.name!r}, ")
         super().visit_Name(node, frame)
-        self.write(")")
+        self._reads += 1
+        self.write(f", {self._reads})")
 
     def visit_NSRef(self, node: nodes.NSRef, frame: Frame) -> None:  # noqa: N802
         """Write the target of an assignment to a value of a namespace."""
@@ -67,14 +72,14 @@ class OutsideReads(CodeGenerator):
         if not self._is_outside(reference):
             super().visit_NSRef(node, frame)
             return
-        self.writeline(f"{_outside(node.name, reference)}[{node.attr!r}]")
+        self.writeline(f"{self._outside(node.name, reference)}[{node.attr!r}]")
 
     def _is_outside(self, reference: str) -> bool:
         return self._own_level is not None and _level_of(reference) < self._own_level
 
-
-def _outside(name: Any, reference: str) -> str:
-    return f"environment.outside({name!r}, {reference})"
+    def _outside(self, name: Any, reference: str) -> str:
+        self._reads += 1
+        return f"environment.outside({name!r}, {reference}, {self._reads})"
 
 
 def _level_of(reference: str) -> int:

@@ -91,6 +91,8 @@ class RecordView:
         self.classes: Any = None
         """The classes of its messages, where they are known (`RecordKeys`)."""
         self.probes: Probes | None = None
+        self.probe_of: tuple[RecordView, int] | None = None
+        """Where the last message is a probe, the view that has it, and its index among that view's probes."""
         """Messages that answers are tried with, where a template writes stops as part of the next message."""
 
     @cached_property
@@ -181,7 +183,9 @@ class RecordView:
         """Return the first messages, the last of which is a probe."""
         messages = self.conversation.messages if self.probes is None else self.probes.view.conversation.messages
         shown = (*messages[: count - 1], messages[probe])
-        return RecordView(Conversation(shown, tools=self.conversation.tools), self.form)
+        view = RecordView(Conversation(shown, tools=self.conversation.tools), self.form)
+        view.probe_of = None if self.probes is None else (self, probe - len(self.conversation.messages))
+        return view
 
     @property
     def has_tools(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -20,13 +21,13 @@ from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
-from chatmill.render.jinja.sandbox import MAX_STEPS, PlainSandbox
+from chatmill.render.jinja.sandbox import FAILURES, MAX_STEPS, PlainSandbox
 from chatmill.render.jinja.traced import OriginLost, plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.tries import Output, UnnotedError
 from chatmill.render.jinja.turn import ROOT
-from chatmill.render.jinja.turn_run import TurnRun
+from chatmill.render.jinja.turn_run import NeedsRootError, TurnRun
 from chatmill.render.jinja.views import MessagesView
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Renderer:
         """Whether the stop of an answer was found in what the template writes for a next message."""
         self.needs_apart = False
         """Whether an answer was found after P(i) where A(i) has it after another prompt."""
+        self._learned: list[tuple[int, RecordView, int, bool, list[Output]]] = []
+        """Renderings that something was learned of, and how much, until one of them is compared."""
         self.tries = Replay(self._is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
@@ -114,21 +117,23 @@ class Renderer:
         return [outputs[request] for request in needed]
 
     def _many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
-        runs, outputs = self.runs, list[list[Output] | Refusal]()
-        while self.is_followed and len(outputs) < len(requests):
-            left = requests[len(outputs) :]
-            replayed = self._replayed(view, left)
-            for number, request in enumerate(left):
-                ended = Ended.UNKNOWN if replayed is None else replayed.ended(number)
-                if replayed is not None and ended == Ended.KNOWN:
-                    outputs.append(replayed.outputs(number))
-                    continue
-                write = self._run if ended == Ended.UNKNOWN else self._refusal_or_whole
-                outputs.append(self._probed(write, view, request))
-                if _is_stopped(outputs[-1]):  # it would be stopped again, and take as long
-                    return [*outputs, *[outputs[-1]] * (len(requests) - len(outputs))]
-                if ended == Ended.UNKNOWN:  # what the template did is known for those that are left
-                    break
+        runs = self.runs
+        outputs: list[list[Output] | Refusal] = []
+        self._learned = []
+        replayed = self._replayed(view, requests) if self.is_followed else None
+        for number, request in enumerate(requests):
+            if not self.is_followed:
+                break
+            ended = Ended.UNKNOWN if replayed is None else replayed.ended(number)
+            if replayed is not None and ended == Ended.KNOWN:
+                outputs.append(replayed.outputs(number))
+                continue
+            write = self._run if ended == Ended.UNKNOWN else self._refusal_or_whole
+            outputs.append(self._probed(write, view, request))
+            if _is_stopped(outputs[-1]):  # it would be stopped again, and take as long
+                return [*outputs, *[outputs[-1]] * (len(requests) - len(outputs))]
+        if not self._compare_learned():
+            self._give_up()
         if not self.is_followed:
             return self._all_as_a_whole(view, requests)
         count, prompt, probe = requests[-1]
@@ -200,7 +205,18 @@ class Renderer:
 
     def classes(self, view: RecordView) -> Classes | None:
         """Return the classes of a conversation's messages."""
-        return None if self._keys is None else self._keys.classes_of(view)
+        if self._keys is None:
+            return None
+        if view.probe_of is None:
+            return self._keys.classes_of(view)
+        of, index = view.probe_of
+        assert of.probes is not None
+        probes = self._keys.classes_of(of.probes.alone)
+        classes = self._keys.classes_of(of)
+        if probes is None or classes is None or probes.version != classes.version:
+            return self._keys.classes_of(view)
+        before = classes.numbers[: len(view.roles) - 1]
+        return Classes(np.append(before, probes.numbers[index]), classes.version)
 
     def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
         classes = self.classes(view)
@@ -225,8 +241,41 @@ class Renderer:
         return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
 
     def _run(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Run the template."""
-        self.runs += 1
+        """Run what is new of a rendering: turns of loops by themselves, or the template from its beginning."""
+        key = (prompt and self._reads_prompt, view.has_tools)
+        size = self.tries.size
+        try:
+            outputs = self._run_turns(view, count, key)
+            self.runs += outputs is None or self.tries.size > size
+            if outputs is None:
+                outputs = self._run_template(view, count, prompt, key)
+        except (jinja2.TemplateError, Unfollowed):
+            return self._refusal_or_whole(view, count, prompt)
+        except UnnotedError:
+            self._give_up()
+            return self._as_a_whole(view, count, prompt)
+        self._learned.append((self.tries.size - size, view, count, prompt, outputs))
+        return outputs
+
+    def _run_turns(self, view: RecordView, count: int, key: Any) -> list[Output] | None:
+        """Run the turns that are new; None where the template must run from its beginning."""
+        sandbox = self._sandboxes.tracing
+        run = sandbox.run = TurnRun(view, count, self.tries, sandbox)
+        run.controls = sandbox.controls
+        sandbox.begin(count)
+        try:
+            run.learn_new_turns(key)
+        except (NeedsRootError, Unfollowed, *FAILURES, RuntimeError, AssertionError, MemoryError):
+            return None
+        finally:
+            sandbox.run = None
+            vars(run).clear()
+        replayed = self._replayed(view, [(count, key[0], -1)])
+        is_known = replayed is not None and replayed.ended(0) == Ended.KNOWN
+        return replayed.outputs(0) if replayed is not None and is_known else None
+
+    def _run_template(self, view: RecordView, count: int, prompt: bool, key: Any) -> list[Output]:
+        """Run the template from its beginning."""
         sandbox = self._sandboxes.tracing
         run = sandbox.run = TurnRun(view, count, self.tries, sandbox)
         run.controls = sandbox.controls
@@ -237,16 +286,24 @@ class Renderer:
             return sandbox.render(self._traced_template, self._values(MessagesView(run), tools_shown, prompt, run))
 
         try:
-            outputs = self.segments.located(run.hooked((prompt and self._reads_prompt, view.has_tools), code), count)
-            self._compare(view, count, prompt, outputs)
-        except (jinja2.TemplateError, Unfollowed):
-            return self._refusal_or_whole(view, count, prompt)
-        except (UnnotedError, NotFollowedError):
-            self._give_up()
-            return self._as_a_whole(view, count, prompt)
+            return self.segments.located(run.hooked(key, code), count)
         finally:
             sandbox.run = None
-        return outputs
+
+    def _compare_learned(self) -> bool:
+        """Compare the rendering that most was learned of with plain Jinja; return whether it is the same."""
+        learned = self._learned
+        self._learned = []
+        if not learned:
+            return True
+        _, view, count, prompt, outputs = max(learned, key=itemgetter(0))
+        try:
+            self._compare(view, count, prompt, outputs)
+        except LimitError:  # plain Jinja is stopped: there is nothing to compare with
+            return True
+        except NotFollowedError:
+            return False
+        return True
 
     @staticmethod
     def _refuse_many_steps(view: RecordView, steps: int) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from jinja2.runtime import Macro
 from numpy.typing import NDArray
 
 from chatmill.core.native.replayer import (
+    FIRST_UNKNOWN,
     MAX_NAMES,
     MAX_NUMBERS,
     Address,
@@ -57,6 +60,16 @@ class Classes(NamedTuple):
     """Numbers of another version are other classes."""
 
 
+class LoopBody(NamedTuple):
+    """A loop's body as a macro of the template, which later iterations are called by."""
+
+    names: tuple[str, ...]
+    """Names that it is handed values of."""
+    write: Callable[..., str]
+    macros: dict[CodeType, Macro]
+    """The template's macros among these values, made by the same run."""
+
+
 class Replay:
     """All that is remembered of one template under fixed options, also in compiled code."""
 
@@ -90,6 +103,12 @@ class Replay:
         self._recipes: list[Recipe] = []
         self._names: dict[str, int] = {}
         self._loops: list[tuple[Any, ...]] = []
+        self.loop_questions: list[Question] = []
+        """The loops, as their turns are asked for them."""
+        self.bodies: dict[int, LoopBody | None] = {}
+        """The bodies of the root's loops, by their sites; None for one that is run with the root alone."""
+        self.reads_of_loops: set[tuple[int, int]] = set()
+        """Loops, and reads in macros that they call: what is read there is a variable that the loop was handed."""
         self._column, self._form = cache(self._new_column), cache(self._new_form)
         self._recipe, self._loop = cache(self._new_recipe), cache(self._new_loop)
         self._describe = cache(self._described)
@@ -268,6 +287,7 @@ class Replay:
         number = self.replayer.loop(shape, [self._recipe(argument) for argument in arguments])
         tag = (is_reversed, left_out, None if is_moving else start[1])
         self._loops.append((site, is_message, tag, arguments))
+        self.loop_questions.append(question)
         return number
 
     # ---- what is asked
@@ -340,8 +360,15 @@ class Replay:
         self, run: Replies, key: Any, trace: Sequence[tuple[Question, Any]], loop: int
     ) -> KnownTurns | None:
         """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop."""
+        self._way(self.table("root"), key, trace)
+        return self._turns(run, key, loop)
+
+    def turns_before_unknown(self, run: Replies, key: Any) -> KnownTurns | None:
+        """Return the turns before the first one that is new; None if no loop of the root has it."""
+        return self._turns(run, key, FIRST_UNKNOWN)
+
+    def _turns(self, run: Replies, key: Any, loop: int) -> KnownTurns | None:
         view, table = run.view, self.table("root")
-        self._way(table, key, trace)
         classes = self._classes(view)
         if classes is None:
             return None

@@ -163,10 +163,13 @@ class PlainSandbox(CountingSandbox):
         refuse_long_source(source, self.lexer.tokeniter(source, name))
         return super()._parse(source, name, filename)
 
+    def begin(self, count: int) -> None:
+        """Begin to count what a rendering of so many messages takes."""
+        self.budget = Budget(MAX_STEPS + MESSAGE_STEPS * count, MAX_MADE + MESSAGE_BYTES * count)
+
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """Return the text of a template; every failure of it is a `jinja2.TemplateError`."""
-        count = _count_of(values.get("messages"))
-        self.budget = Budget(MAX_STEPS + MESSAGE_STEPS * count, MAX_MADE + MESSAGE_BYTES * count)
+        self.begin(_count_of(values.get("messages")))
         failure: jinja2.TemplateError
         try:
             return self.concat(template.root_render_func(template.new_context(values)))

@@ -133,9 +133,9 @@ class TracingSandbox(PlainSandbox):
                 break
         return joined(written)
 
-    def outside(self, name: str, value: Any) -> Any:
+    def outside(self, name: str, value: Any, read: int) -> Any:
         """Return the value of a name that a macro or a block reads from around it."""
-        return value if self.run is None else self.run.outside(name, value)
+        return value if self.run is None else self.run.outside(name, value, read)
 
     def break_loop(self) -> str:
         """End the loop that runs after this turn."""

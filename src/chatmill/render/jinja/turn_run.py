@@ -9,19 +9,32 @@ around everything only the turns that are new.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import jinja2
-from jinja2.runtime import Undefined
+from jinja2.runtime import Macro, Undefined
 from jinja2.utils import missing
 
+from chatmill.core.native.replayer import KnownTurns
 from chatmill.render.jinja.expressions import Expression, Question, evaluate
-from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, kept, moves, parts_of, recipe_of, seen, spaces_of
+from chatmill.render.jinja.kept_values import (
+    ABSENT,
+    Kept,
+    Recipe,
+    forms_of,
+    kept,
+    moves,
+    parts_of,
+    recipe_of,
+    seen,
+    spaces_of,
+)
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import OWN, Form, Position, added, base_form, handed
 from chatmill.render.jinja.questions import HOLE, Unfollowed, shifted, shifted_address, shifted_path
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.replay import Replay
+from chatmill.render.jinja.replay import LoopBody, Replay
 from chatmill.render.jinja.sandbox import FAILURES
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
@@ -30,6 +43,12 @@ from chatmill.render.jinja.turn import ROOT, Replies, Turn
 from chatmill.render.jinja.views import LoopView, MessagesView, MessageView, PositionRange, Space
 
 Body = Callable[..., str]
+NOT_TOLD_APART = (str, bool, int, float, type(None), type(missing), Undefined)
+"""Types of which equal values may be one object, so that they do not tell variables apart."""
+
+
+class NeedsRootError(Exception):
+    """A turn cannot be run without what comes before its loop."""
 
 
 class TurnRun(Replies):
@@ -39,7 +58,10 @@ class TurnRun(Replies):
         """Nothing has run yet."""
         super().__init__(view, count, tries.shapes)
         self.tries, self.undefined = tries, environment.undefined
+        self.global_values = environment.globals
         self.global_names = {id(value): name for name, value in environment.globals.items()}
+        self.called: LoopBody | None = None
+        """The body whose turns run without the root."""
 
     # ---- state
 
@@ -106,7 +128,18 @@ class TurnRun(Replies):
             return getattr(self._revived(recipe[2], own, numbers), recipe[1])
         if kind == "nothing":
             return self.undefined()
+        if self.called is not None:
+            return self._called_with(recipe)
         raise Unfollowed(f"a {kind} in a namespace")
+
+    def _called_with(self, recipe: Recipe) -> Any:
+        """Return a function of the template, or one that every template is given."""
+        assert self.called is not None
+        if recipe[0] == "macro" and recipe[1] in self.called.macros:
+            return self.called.macros[recipe[1]]
+        if recipe[0] == "global":
+            return self.global_values[recipe[1]]
+        raise NeedsRootError
 
     def _part(self, literal: str | None, expression: Expression | None) -> str:
         if expression is None:
@@ -121,6 +154,9 @@ class TurnRun(Replies):
         question = ("loop", site, recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values))
         loop = Loop(self, site, iterable, [kept(recipe, outer) for recipe in question[3]])
         loop.handed = dict(zip(names, enumerate(values), strict=True))
+        if outer.outer is None and self.tries.bodies.get(site, self) is not None:
+            macros = {value._func.__code__: value for value in values if isinstance(value, Macro)}
+            self.tries.bodies[site] = LoopBody(names, body, macros)
         outer.holes.append([])
         hole = len(outer.holes) - 1
         try:
@@ -137,50 +173,123 @@ class TurnRun(Replies):
 
         `values` are what the loop's body is handed.
         """
-        outer, spaces = self.turn, len(self.spaces)
-        written, before = outer.holes[-1], [*outer.trace, (question, ())]
-        number, is_new, is_asked = 0, False, outer.outer is None
+        outer = self.turn
+        written = outer.holes[-1]
+        before = [*outer.trace, (question, ())]
+        number = 0
+        is_new = False
+        is_asked = outer.outer is None
         while number < len(loop.positions):
             is_skipping = is_asked and not is_new
             turns = self.tries.known_turns(self, self.key, before, len(outer.holes) - 1) if is_skipping else None
             if turns is not None and turns.turns > number:
-                number, written[:] = turns.turns, turns.outputs
-                self.spaces[:] = self.tries.state_after(turns)
-                self.view.is_keyed = self.view.is_keyed and turns.is_keyed
+                number = turns.turns
+                written[:] = turns.outputs
+                self._enter_state(turns)
                 if turns.is_over:
                     break
-            own, size = loop.positions[number], self.tries.size
-            turn = self.turn = Turn(self, own, outer, loop.is_message)
-            turn.loop = loop
-
-            def write(turn: Turn = turn, number: int = number) -> str:
-                turn.arguments = arguments = [
-                    value if not held.numbers else self._revived(held.recipe, held.own, handed(held.numbers, turn))
-                    for value, held in zip(values, loop.arguments, strict=True)
-                ]
-                view = LoopView(turn, loop.positions, number, loop.forms_in(turn), self.undefined)
-                item = MessageView.at(self, turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
-                return body(item, view, *arguments)
-
-            try:
-                written += self._learned(loop.table(own), self.shapes[own] if loop.is_message else 0, turn, write)
-            finally:
-                self.turn = outer
-            del self.spaces[spaces:]
+            turn, outputs, is_new = self._run_turn(loop, body, values, number)
+            written += outputs
             if turn.breaks:
                 break
-            number, is_new = number + 1, self.tries.size > size
+            number += 1
             is_asked = is_asked and (is_new or not is_skipping)  # else compiled code does not know what is known
 
-    def outside(self, name: str, value: Any) -> Any:
-        """Return what a macro reads of a name around it, as the turn that runs was handed it."""
+    def _enter_state(self, turns: KnownTurns) -> None:
+        """Have namespaces hold what known turns leave in them."""
+        self.spaces[:] = self.tries.state_after(turns)
+        self.view.is_keyed = self.view.is_keyed and turns.is_keyed
+
+    def _run_turn(
+        self, loop: Loop, body: Body, values: tuple[Any, ...], number: int
+    ) -> tuple[Turn, list[Output], bool]:
+        """Run one turn of a loop; return it, what it wrote, and whether it was new."""
+        outer = self.turn
+        own = loop.positions[number]
+        size = self.tries.size
+        spaces = len(self.spaces)
+        turn = self.turn = Turn(self, own, outer, loop.is_message)
+        turn.loop = loop
+
+        def write() -> str:
+            turn.arguments = arguments = [
+                value if not held.numbers else self._revived(held.recipe, held.own, handed(held.numbers, turn))
+                for value, held in zip(values, loop.arguments, strict=True)
+            ]
+            view = LoopView(turn, loop.positions, number, loop.forms_in(turn), self.undefined)
+            item = MessageView.at(self, turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
+            return body(item, view, *arguments)
+
+        try:
+            outputs = self._learned(loop.table(own), self.shapes[own] if loop.is_message else 0, turn, write)
+        finally:
+            self.turn = outer
+        del self.spaces[spaces:]
+        return turn, outputs, self.tries.size > size
+
+    # ---- turns without the root
+
+    def learn_new_turns(self, key: Any) -> None:
+        """Run turns that are new in loops of the root, but not the root; `NeedsRootError` where that cannot be.
+
+        If the root itself goes a new way, it runs afterwards.
+        """
+        self.key = key
+        while (turns := self.tries.turns_before_unknown(self, key)) is not None:
+            size = self.tries.size
+            self._call_turns(turns)
+            if self.tries.size == size:  # compiled code cannot know them
+                raise NeedsRootError
+
+    def _call_turns(self, turns: KnownTurns) -> None:
+        """Run the turns of a loop after known ones, as long as they are new."""
+        _, site, iterable, recipes = self.tries.loop_questions[turns.loop]
+        body = self.tries.bodies.get(site)
+        if body is None:
+            raise NeedsRootError
+        self.called = body
+        self.turn = Turn(self, ROOT, None, False)
+        self._enter_state(turns)
+        numbers = iter(turns.given)
+        arguments = [Kept(recipe, ROOT, tuple(islice(numbers, len(forms_of(recipe))))) for recipe in recipes]
+        values = tuple([self._revived(one.recipe, ROOT, handed(one.numbers, self.turn)) for one in arguments])
+        forms = iterable[1:2] if iterable[0] == "messages" else iterable[1:3]
+        borders = [border for form, border in zip(forms, turns.borders, strict=False) if form[0]]
+        loop = Loop(self, site, self._revived(iterable, ROOT, handed(borders, self.turn)), arguments)
+        loop.handed = dict(zip(body.names, enumerate(values), strict=True))
+        number = turns.turns
+        is_new = True
+        try:
+            while is_new and number < len(loop.positions):
+                turn, _, is_new = self._run_turn(loop, body.write, values, number)
+                if turn.breaks:
+                    break
+                number += 1
+        except NeedsRootError:
+            self.tries.bodies[site] = None
+            raise
+
+    def outside(self, name: str, value: Any, read: int) -> Any:
+        """Return what a macro reads of a name around it, as the turn that runs was handed it.
+
+        A macro of an earlier run has that run's values around it. What it reads is a variable that the turn was handed
+        if an earlier run has shown it, by a value that is one object in both.
+        """
         turn = self.turn
         if turn.loop is None:
             return value
-        if not self._is_handed(turn, name, value):
+        is_handed = self._is_handed(turn, name, value)
+        shown = self.tries.reads_of_loops
+        if self.called is None and is_handed and not isinstance(value, NOT_TOLD_APART):
+            shown.add((turn.loop.site, read))
+        if not is_handed and (self.called is None or name not in turn.loop.handed):
             raise Unfollowed(f"a macro reads {name!r}, which the loop around it was not handed")
+        if not is_handed and (turn.loop.site, read) not in shown:
+            raise NeedsRootError(name)
         _, passed = turn.loop.handed[name]
-        return value if isinstance(passed, Undefined) else self._own(turn, name)
+        if isinstance(passed, Undefined):
+            return value if is_handed else passed
+        return self._own(turn, name)
 
     def _is_handed(self, turn: Turn, name: str, value: Any) -> bool:
         """Return whether a value is that of the variable which a turn was handed under a name."""
@@ -254,6 +363,7 @@ class Loop:
     def __init__(self, run: TurnRun, site: int, iterable: MessagesView | PositionRange, arguments: list[Kept]) -> None:
         """`arguments` are what the body is handed."""
         self.positions, self.arguments, self._run = iterable.positions(), arguments, run
+        self.site = site
         self.is_message, self._forms = isinstance(iterable, MessagesView), iterable.forms()
         self.handed: dict[str, tuple[int, Any]] = {}
         """What the body is handed by name: its index among the arguments, and what it is outside of the body."""
