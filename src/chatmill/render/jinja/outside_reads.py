@@ -2,7 +2,7 @@
 
 A turn of a loop calls macros that are defined elsewhere. What these read of the names around them is an input of the
 turn, like a message. Jinja's own tables say which variable a name is: wherever a macro or a block reads one that is not
-its own, the code asks `environment.outside(name, value, read)`, which gives the turn what it was handed under that name,
+its own, the code asks `environment.outside(name, value, read)`, which gives the turn what it was handed under it,
 or refuses to follow it.
 """
 
