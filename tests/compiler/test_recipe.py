@@ -17,7 +17,17 @@ import yaml
 
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.manifest import build_fingerprint, chunk_fingerprints
-from chatmill.compiler.recipe import Gates, Pack, Packing, Recipe, Source, SplitOptions, recipe_of, stored_recipe
+from chatmill.compiler.recipe import (
+    Gates,
+    Pack,
+    Packing,
+    Recipe,
+    Source,
+    SplitOptions,
+    StoreOptions,
+    recipe_of,
+    stored_recipe,
+)
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.plan import Strategy
@@ -188,7 +198,7 @@ def test_the_docs_have_a_recipe_and_every_key_with_its_default() -> None:
     assert recipe.sources[1].patterns == ["rows-0.parquet", "rows-1.parquet"]
     assert recipe.gates.records_left_out == 0.01
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", text, re.MULTILINE))
-    for model in (Recipe, Source, Packing, Pack, SplitOptions, Gates):
+    for model in (Recipe, Source, Packing, Pack, SplitOptions, Gates, StoreOptions):
         for field in msgspec.structs.fields(model):
             assert f"`{field.name}`" in text
             if isinstance(field.default, str | int | float) and field.default != "":
@@ -206,7 +216,13 @@ def test_every_option_that_changes_bytes_changes_the_fingerprint() -> None:
         return build_fingerprint(recipe, [replace(file, **of_file)], {"template": template}), chunk
 
     build, chunk = prints({})
-    without_effect = {"gates", "on_error", "vocab_size", "tokenizer"}  # the ids of a tokenizer have a hash of their own
+    without_effect = {
+        "gates",
+        "on_error",
+        "vocab_size",
+        "store",
+        "tokenizer",
+    }  # the ids of a tokenizer have a hash of their own
     for key in set(plain) - {"sources"}:
         other = prints({key: "another"})
         assert (other[0] == build) == (key in without_effect), key

@@ -36,7 +36,7 @@ RECORDS, TOKENS, LENGTHS, RUNNING = "Records", "Tokens and what is trained", "Le
 
 def command(
     inputs: Annotated[list[str], argument("FILES", "One recipe (.yaml), or files of conversations.")],
-    out: Annotated[str, option("--out -o", "DIR", "New folder of the dataset.")],
+    out: Annotated[str, option("--out -o", "DIR", "New folder of the dataset, or a URL.")],
     settings: Annotated[list[str] | None, options.SET] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -76,6 +76,10 @@ def command(
         option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.", rich_help_panel=RUNNING),
     ] = None,
     resume: Annotated[bool, options.grouped(options.RESUME, RUNNING)] = False,
+    take_over: Annotated[
+        bool,
+        flag("--take-over", "The build whose lock is at the URL is dead: continue it here.", rich_help_panel=RUNNING),
+    ] = False,
     reuse: Annotated[
         str | None,
         option("--reuse", "OLD", "Earlier dataset: link the chunks it has, make the others.", rich_help_panel=RUNNING),
@@ -98,6 +102,8 @@ def command(
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
     recipe = recipe_of_options(inputs, keys, options.shape_of(shape))
+    if "://" in out:
+        options.name_urls()
     with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,
@@ -109,6 +115,7 @@ def command(
             on_progress=on_progress,
             reuse=reuse,
             rehash=rehash,
+            take_over=take_over,
             on_start=lambda: _show_start(recipe_of(recipe), keys, inputs, on_progress, as_json=as_json),
         )
     show_result(result, as_json=as_json, reuse=reuse)

@@ -18,7 +18,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.options import dataset_argument, option
+from chatmill.cli.options import argument, option
 from chatmill.console import plain_console, plain_table
 from chatmill.look.safe_text import visible
 
@@ -42,8 +42,8 @@ LONGEST = 600
 
 
 def command(
-    a: Annotated[Path, dataset_argument("A", "Folder of a dataset.")],
-    b: Annotated[Path, dataset_argument("B", "Folder of the other dataset.")],
+    a: Annotated[Path, argument("A", "Folder of a dataset.")],
+    b: Annotated[Path, argument("B", "Folder of the other dataset.")],
     show: Annotated[int, option("--count -n --show", "N", "How many changed records to show.", min=0)] = 5,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -51,7 +51,7 @@ def command(
     """Compare two datasets."""
     from chatmill.prove.compare.diff import diff_datasets
 
-    diff = diff_datasets(a, b, show=show)
+    diff = diff_datasets(options.dataset_folder(a), options.dataset_folder(b), show=show)
     if as_json:
         typer.echo(json.dumps(diff.as_json()))
     else:

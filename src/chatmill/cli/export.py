@@ -17,13 +17,13 @@ import typer
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.options import dataset_argument, flag, option
+from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console, plain_table
 from chatmill.export.registry import TARGETS
 
 
 def command(
-    directory: Annotated[Path, dataset_argument("DIR", "Folder of a dataset.")],
+    directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
     to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=lambda: list(TARGETS))],
     out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
@@ -48,7 +48,7 @@ def command(
     from chatmill.export.export import export_dataset
 
     result = export_dataset(
-        directory,
+        options.dataset_folder(directory),
         to,
         out,
         split=split,

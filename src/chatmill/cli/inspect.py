@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,10 +76,13 @@ def command(
     from chatmill.look.dataset import is_dataset, open_for_looking
     from chatmill.look.item_view import view_item
     from chatmill.look.terminal import screen, show
+    from chatmill.read.folders import is_readable
 
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
     choosing = {"--split": split, "--episode": episode, "--row": row, "--branch": branch, "--id": record_id}
     most_lines = 0 if full else LINES
+    if "://" in data and not is_readable(data):
+        data = str(options.dataset_folder(Path(data)))
     if not is_dataset(data):
         from chatmill.cli.raw_files import show_conversations
 

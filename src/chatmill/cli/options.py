@@ -7,7 +7,6 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,24 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
-def dataset_argument(metavar: str, help: str, *, whole: bool = False, **more: Any) -> Any:
-    """Declare an argument that is a dataset: a folder, or the URL of one. `whole`: all of it is read."""
-    return argument(metavar, help, parser=partial(_dataset_folder, whole=whole), **more)
+def dataset_folder(path: Path, *, whole: bool = False) -> Path:
+    """Return the folder of a dataset that may be at a URL; what the command prints has the URL then.
+
+    `whole`: all of it is fetched at once.
+    """
+    from chatmill.files.remote import address, local_folder
+
+    if address(path) is not None:
+        name_urls()
+    return local_folder(path, whole=whole)
 
 
-def _dataset_folder(text: str, *, whole: bool) -> Path:
-    """Return the folder of a dataset; what the command prints has the URL in the place of that of the cache."""
-    if "://" not in text:
-        return Path(text)
+def name_urls() -> None:
+    """Print URLs, until the command ends, in place of the local folders behind them."""
     from chatmill.cli.statuses import AT_END
-    from chatmill.files.remote import local_folder, named_output
+    from chatmill.files.remote import named_output
 
     AT_END.enter_context(named_output())
-    return local_folder(text, whole=whole)
 
 
 def _names(module: str, name: str) -> Callable[[], list[str]]:

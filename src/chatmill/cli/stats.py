@@ -17,12 +17,12 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import dataset_argument
+from chatmill.cli.options import argument
 from chatmill.console import shown_count
 
 
 def command(
-    dataset: Annotated[Path, dataset_argument("DATASET", "Folder or file of the dataset.")],
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -32,7 +32,7 @@ def command(
     from chatmill.look.stats_view import stats_parts
     from chatmill.look.terminal import screen, show
 
-    opened = open_for_looking(dataset)
+    opened = open_for_looking(options.dataset_folder(dataset))
     with shown_count(as_json) as count:
         stats = dataset_stats(opened, [split] if split else None, count and partial(count, "reading tokens"))
     if as_json:

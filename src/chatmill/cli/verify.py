@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import dataset_argument, flag, option
+from chatmill.cli.options import argument, flag, option
 from chatmill.console import shown_count
 from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
@@ -32,9 +32,7 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[
-        Path, dataset_argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.", whole=True)
-    ],
+    directory: Annotated[Path, argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.")],
     deep: Annotated[bool, flag("--deep", "Read the inputs again and derive every record by the slow path.")] = False,
     sample: Annotated[int | None, option("--sample", "N", "With --deep: only N chunks, evenly spread.", min=1)] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
@@ -46,6 +44,7 @@ def command(
     from chatmill.export.check import is_export, verify_export
     from chatmill.prove.verify import verify
 
+    directory = options.dataset_folder(directory, whole=True)
     with shown_count(quiet) as on_progress:
         if is_synth_kd(directory):
             report = verify_synth_kd(directory, deep, sample, on_progress=on_progress)

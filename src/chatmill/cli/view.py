@@ -22,7 +22,7 @@ import typer
 
 from chatmill import __version__
 from chatmill.cli import options
-from chatmill.cli.options import dataset_argument, flag, option
+from chatmill.cli.options import argument, flag, option
 from chatmill.console import shown_count
 from chatmill.errors import ConfigError
 
@@ -34,9 +34,9 @@ MOST_CHANGED = 500
 
 
 def command(
-    dataset: Annotated[Path, dataset_argument("DATASET", "Folder or file of the dataset.")],
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     other: Annotated[
-        Path | None, dataset_argument("DATASET2", "Another dataset, to see what differs.", show_default=False)
+        Path | None, argument("DATASET2", "Another dataset, to see what differs.", show_default=False)
     ] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
@@ -51,6 +51,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Look at a dataset in the browser."""
+    dataset = options.dataset_folder(dataset)
+    other = None if other is None else options.dataset_folder(other)
     if save is not None:
         if other is not None:
             raise ConfigError("--save writes the page of one dataset: give one")

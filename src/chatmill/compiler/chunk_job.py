@@ -175,6 +175,9 @@ def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
 
 def _check_reach(job: ChunkJob) -> None:
     """Refuse a worker on another machine that does not see the driver's work folder."""
+    if job.place.store is not None:
+        job.place.store.check_reach(job.build)
+        return
     work = job.work
     try:
         fingerprint = json.loads((work / STATE).read_bytes())["fingerprint"]

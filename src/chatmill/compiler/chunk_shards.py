@@ -21,7 +21,8 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.publish import publish_folder, storing, sync_files, temporary_folder
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import WORK, shard_name
+from chatmill.files.builds import RemoteBuild, chunk_folder
+from chatmill.store.episode_layout import INDEX, WORK, shard_name
 from chatmill.store.episode_manifest import shard_from_json
 from chatmill.store.receipts import chunk_receipt
 
@@ -40,10 +41,16 @@ class ChunkPlace:
     number: int
     is_only: bool
     """The build has no other chunk: its splits are flat."""
+    store: RemoteBuild | None = None
+    """Where the shards go instead; `directory` is then the driver's own, of plan and accounts."""
 
     def shard(self, split: str) -> Path:
         """Return where the shard of a split is."""
-        return self.directory / split if self.is_only else self.directory / split / shard_name(self.number)
+        return self.directory / self.shard_name(split)
+
+    def shard_name(self, split: str) -> str:
+        """Return the name of the shard of a split, below the folder of the dataset."""
+        return split if self.is_only else f"{split}/{shard_name(self.number)}"
 
     @property
     def receipt(self) -> Path:
@@ -57,6 +64,8 @@ class ChunkPlace:
 
     def publish(self, write: Callable[[Path], Receipt]) -> Receipt:
         """Let `write` fill a temporary folder, one subfolder per split, and rename all into place, the receipt last."""
+        if self.store is not None:
+            return self._upload(self.store, write)
         folder = temporary_folder(self.directory / WORK / "made")
         try:
             with storing(self.directory, "write the dataset in"):
@@ -73,10 +82,25 @@ class ChunkPlace:
             shutil.rmtree(folder, ignore_errors=True)  # on a full disk this may be what lets the others finish
         return receipt
 
+    def _upload(self, store: RemoteBuild, write: Callable[[Path], Receipt]) -> Receipt:
+        """Let `write` fill a folder of this machine, and upload all from there, the receipt last."""
+        with chunk_folder() as folder:
+            receipt = write(folder)
+            shards = {self.shard_name(split): folder / split for split in receipt["splits"]}
+            rejected = folder / REJECTED if receipt["rejected"] is not None else None
+            store.put_chunk(shards, canonical_json(receipt) + b"\n", self.number, rejected)
+            if self.directory.is_dir():  # the driver is on this machine, and needs the indexes in the end
+                for name, shard in shards.items():
+                    (self.directory / name).mkdir(parents=True, exist_ok=True)
+                    os.replace(shard / INDEX, self.directory / name / INDEX)
+        return receipt
+
     def whole_receipt(self, fingerprint: str) -> Receipt | None:
         """Return the receipt of this chunk, if its files are there with the sizes and hashes that it states."""
         try:
             receipt: Receipt = chunk_receipt(self.receipt.read_bytes(), str(self.receipt))
+            if self.store is not None:  # their sizes were compared with the listing of the store
+                return receipt if receipt["fingerprint"] == fingerprint else None
             files = [
                 (self.shard(split) / name, record) for split, name, record in shard_files(receipt, str(self.receipt))
             ]
@@ -90,7 +114,9 @@ class ChunkPlace:
         return None
 
     def sync(self, receipt: Mapping[str, Any]) -> None:
-        """Wait until its shards are on the disk."""
+        """Wait until its shards are on the disk; a store has them already."""
+        if self.store is not None:
+            return
         with storing(self.directory, "write to the disk"):
             for split, record in receipt["splits"].items():
                 sync_files(self.shard(split), record["files"])

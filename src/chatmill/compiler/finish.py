@@ -28,6 +28,7 @@ from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
 from chatmill.errors import DataError, FormatError
+from chatmill.files.builds import RemoteBuild
 from chatmill.pack.plan import plan
 from chatmill.store.episode_layout import INDEX, MANIFEST, SPLIT_MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
@@ -50,6 +51,8 @@ class PlannedBuild:
     pipeline: Pipeline
     planned: SourcePlan
     fingerprint: str
+    store: RemoteBuild | None = None
+    """Where the dataset goes, if not into `directory`."""
 
     def jobs(self) -> list[ChunkJob]:
         """Return one for each chunk."""
@@ -60,7 +63,7 @@ class PlannedBuild:
                 number=number,
                 pieces=pieces,
                 recipe=recipe,
-                place=ChunkPlace(directory=home, number=number, is_only=is_only),
+                place=ChunkPlace(directory=home, number=number, is_only=is_only, store=self.store),
                 fingerprint=name,
                 build=self.fingerprint,
                 files=self.pipeline.files,
@@ -100,7 +103,7 @@ class PlannedBuild:
         recipe, pipeline = self.recipe, self.pipeline
         tokenizer, expander = pipeline.template.tokenizer, pipeline.template.expander
         pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
-        home = os.path.relpath(self.planned.base or ".", self.directory)
+        home = "" if self.store is not None else os.path.relpath(self.planned.base or ".", self.directory)
         content = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

@@ -26,6 +26,7 @@ OF_RECIPE = {
     "gates": "they decide whether a dataset is published, not what is in it",
     "on_error": "a build that ends with an error publishes nothing",
     "vocab_size": "it is compared with ids, and changes none",
+    "store": "it says how a store is asked, not what is written there",
     "tokenizer": "its vocabulary and rules are hashed, wherever they come from",
     "sources": "each is hashed by itself",
 }

@@ -152,6 +152,17 @@ class Gates(_Strict, frozen=True, kw_only=True):
     """Largest share of the reasoning, in characters, that may be in no document."""
 
 
+class StoreOptions(_Strict, frozen=True, kw_only=True):
+    """How object stores are asked, where input or dataset is behind a URL."""
+
+    timeout: Annotated[float, Meta(gt=0)] = 60.0
+    """Seconds for one request."""
+    retries: Annotated[int, Meta(ge=0)] = 6
+    """How often a request that failed is made again."""
+    single_writer: bool = False
+    """No other build writes to this address, so no lock is needed: for stores that cannot create exclusively."""
+
+
 class Recipe(_Strict, frozen=True, kw_only=True):
     """Everything that decides the bytes of a dataset."""
 
@@ -219,6 +230,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Records with answers that people compared: train the chosen ones, or compile both sides of pairs, and answers
     with their labels, for trainers of preferences. Absent: such records are refused."""
     gates: Gates = Gates()
+    store: StoreOptions = StoreOptions()
+    """How object stores are asked."""
 
     def __post_init__(self) -> None:
         """Check all values, whichever way the recipe is made; values of JSON become those of their types."""

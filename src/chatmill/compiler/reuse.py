@@ -18,6 +18,7 @@ from chatmill.compiler.inputs import InputScan, KnownFile
 from chatmill.core.checksums import INPUT_HASH, FileRecord
 from chatmill.core.publish import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episode_layout import dataset_folder
 from chatmill.store.receipts import chunk_receipt, read_manifest
 
 
@@ -26,7 +27,7 @@ class EarlierBuild:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Open it; a folder without a finished build, or one that was changed, is an error."""
-        self.directory = Path(directory)
+        self.directory = dataset_folder(directory, whole=True)
         manifest = read_manifest(self.directory)
         if manifest is None:
             raise ConfigError(f"{self.directory} holds no finished build to reuse; name one, or build without --reuse")
@@ -102,7 +103,7 @@ class EarlierBuild:
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name; where that cannot be, as on another disk, copy it."""
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
         sync_file(target)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -39,8 +40,9 @@ from chatmill.compiler.work import (
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError, short_errors
-from chatmill.read.places import is_elsewhere
-from chatmill.store.episode_layout import MANIFEST, SPLITS
+from chatmill.files.builds import BuildDriver, driving
+from chatmill.files.remote import address, local_path
+from chatmill.store.episode_layout import INDEX, MANIFEST, SPLITS
 from chatmill.store.receipts import read_manifest
 from chatmill.tokenizer.backends import Engine
 
@@ -68,7 +70,8 @@ class BuildResult:
     """What a build gives back."""
 
     outcome: Outcome
-    directory: Path
+    directory: Path | str
+    """A folder, or a URL."""
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
@@ -92,6 +95,7 @@ def run_build(
     on_start: Callable[[], None] | None = None,
     reuse: str | os.PathLike[str] | None = None,
     rehash: bool = False,
+    take_over: bool = False,
     job: Callable[[ChunkJob], Receipt] = compile_chunk,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
@@ -105,28 +109,48 @@ def run_build(
     `reuse` names the folder of an earlier dataset: chunks that it has are linked from there, and not made; the result
     has the same bytes as a full build. Files with the size and time of change that they had then are not read again,
     unless `rehash` says so. `job` does the work of a chunk: `compile_chunk`, or what calls it and does more.
+
+    `out` may be a URL; `take_over` then says that the build whose lock is there is dead.
     """
     started = time.monotonic()
-    if is_elsewhere(os.fspath(out)):
-        raise ConfigError(f"{out}: a dataset is built in a folder of this machine; copy it there when it is finished")
     checked = recipe_of(recipe)
-    directory = Path(out)
     earlier = None if reuse is None else EarlierBuild(reuse)
     is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
-    with executor or _own_executor(0 if is_small else workers, checked, directory) as chosen:
+    with ExitStack() as stack:
+        directory, driver = _opened(out, checked, shard, take_over, stack)
+        chosen = stack.enter_context(executor or _own_executor(0 if is_small else workers, checked, directory))
         engine = Engine.FAST if executor is None and workers == 0 else Engine.REFERENCE
         pipeline = driver_pipeline(checked, engine, for_chunks=is_small)  # refuses unknown names before any write
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
+            if driver is not None:
+                driver.pull()
             what_it_holds(directory)  # refuses folders that are not ours
             options = {"lookup": earlier.known} if earlier is not None and not rehash else {}
             planned = plan_sources(checked, work_folder(directory) / "spool", base, executor=chosen, **options)
             fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
-            build = PlannedBuild(directory, checked, pipeline, planned, fingerprint)
-            outcome, manifest, counts = _run(build, chosen, job, shard, resume, on_progress, on_start, earlier)
+            build = PlannedBuild(
+                directory, checked, pipeline, planned, fingerprint, None if driver is None else driver.build
+            )
+            outcome, manifest, counts = _run(build, chosen, job, shard, resume, on_progress, on_start, earlier, driver)
     seconds = time.monotonic() - started
-    return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=seconds, **counts)
+    final = directory if driver is None else driver.build.url
+    return BuildResult(outcome=outcome, directory=final, manifest=manifest, seconds=seconds, **counts)
+
+
+def _opened(
+    out: str | os.PathLike[str], recipe: Recipe, share: tuple[int, int] | None, take_over: bool, stack: ExitStack
+) -> tuple[Path, BuildDriver | None]:
+    """Return the folder of a build; for a URL that of its driver, which the stack takes away, and the driver."""
+    url = address(out)
+    if url is None:
+        return local_path(out), None
+    options = recipe.as_json()["store"]
+    single_writer = options.pop("single_writer")
+    task = "" if share is None else f"{share[0]}/{share[1]}"
+    driver = stack.enter_context(driving(url, options, task=task, take_over=take_over, single_writer=single_writer))
+    return driver.folder, driver
 
 
 def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> LocalExecutor:
@@ -158,11 +182,14 @@ def _run(
     on_progress: OnProgress | None,
     on_start: Callable[[], None] | None,
     earlier: EarlierBuild | None,
+    driver: BuildDriver | None,
 ) -> tuple[Outcome, dict[str, Any], dict[str, int]]:
     """Return the build itself, or a share of it."""
     directory, recipe, work = build.directory, build.recipe, work_folder(build.directory).absolute()
     if share is None and forget_failed(directory, SPLITS, RECEIPTS, build.fingerprint):
         warnings.warn(f"{directory}: replaces a build of something else that published nothing", stacklevel=3)
+        if driver is not None:
+            driver.forget()
     finished = read_manifest(directory)
     has_begun = refuse_other(directory, build.fingerprint, finished)
     if finished is not None:
@@ -173,17 +200,25 @@ def _run(
     if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
     begin_work(work, {"fingerprint": build.fingerprint})  # no more: the worker of every chunk reads it
+    if driver is not None:
+        driver.put_state()
     jobs = build.jobs()
     mine = jobs if share is None else jobs[share[0] :: share[1]]
     if on_start is not None:
         on_start()
-    with failure_noted(work):
+    with nullcontext() if driver is None else driver.state_noted(), failure_noted(work):
         fails = recipe.on_error is OnError.FAIL
         receipts, reused = _make(mine, executor, job, on_progress, earlier, fails=fails)
         counts = {"chunks": len(mine), "reused": reused}
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
-        return Outcome.BUILT, build.publish(jobs, receipts), counts
+        if driver is None:
+            return Outcome.BUILT, build.publish(jobs, receipts), counts
+        shards = [job.place.shard_name(split) for job in jobs for split in receipts[job.number]["splits"]]
+        driver.gather(receipts, [f"{shard}/{INDEX}" for shard in shards])
+        manifest = build.publish(jobs, receipts)
+        driver.publish(manifest["files"])
+        return Outcome.BUILT, manifest, counts
 
 
 def _make(

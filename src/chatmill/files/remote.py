@@ -85,6 +85,11 @@ def as_named(text: str) -> str:
     return text
 
 
+def name_folder(folder: Path, url: str) -> None:
+    """Let `as_named` put a URL in place of a folder."""
+    _names[str(folder)] = url.rstrip("/")
+
+
 class _NamedStream:
     """A stream of texts in which the folders of remote datasets have their URLs."""
 
@@ -125,7 +130,7 @@ def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
     stores.refuse_keys(url)
     name, data = _manifest(url)
     folder = _folder_of(url, data)
-    _names[str(folder)] = url.rstrip("/")
+    name_folder(folder, url)
     if not folder.is_dir():
         _make_folder(folder, url, name, data)
     files = _listed(name, data, url)

@@ -6,6 +6,7 @@ no such object, no access, no credentials. Keys and tokens are taken out of what
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import inspect
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -87,6 +89,8 @@ class StoredObject:
     """Differs after the object was written again: its ETag or time of change."""
     md5: str = ""
     """Hexadecimal digits; empty where the store does not say it."""
+    changed: float = 0.0
+    """When it was written, in seconds, by the clock of the store."""
 
 
 _from_recipe: StoreSettings | None = None
@@ -273,12 +277,23 @@ def _fresh_info(store: Any, url: str) -> dict[str, Any]:
 
 def _stored_object(info: Mapping[str, Any]) -> StoredObject:
     tag = str(info.get("ETag") or info.get("etag") or "").strip('"')
-    changed = info.get("LastModified") or info.get("last_modified") or info.get("updated") or info.get("mtime") or ""
-    is_md5 = re.fullmatch(r"[0-9a-f]{32}", tag) is not None
+    names = ("LastModified", "last_modified", "updated", "mtime", "created")
+    changed = next((info[name] for name in names if info.get(name)), 0.0)
+    if isinstance(changed, str):
+        changed = datetime.fromisoformat(changed.replace("Z", "+00:00"))
+    if isinstance(changed, datetime):
+        changed = changed.timestamp()
+    content = (info.get("content_settings") or {}).get("content_md5")
+    md5 = content.hex() if content else ""
+    if info.get("md5Hash"):
+        md5 = base64.b64decode(info["md5Hash"]).hex()
+    elif "ETag" in info and re.fullmatch(r"[0-9a-f]{32}", tag):
+        md5 = tag
     return StoredObject(
         size=int(info.get("size") or 0),
-        version=f"{tag} {changed}" if tag else str(changed),
-        md5=tag if is_md5 else "",
+        version=tag or str(changed),
+        md5=md5,
+        changed=float(changed),
     )
 
 
@@ -339,15 +354,15 @@ def _create(store: Any, url: str, data: bytes) -> None:
         raise
 
 
-def creates_exclusively(url: str) -> bool:
-    """Return whether a store refuses to create the object at `url`, which is there, a second time."""
+def creates_exclusively(url: str, data: bytes) -> bool:
+    """Return whether a store refuses to create an object that is there, with these bytes, a second time."""
     from fsspec import AbstractFileSystem
 
     store = filesystem(url)
     if not hasattr(store, "_pipe_file") and type(store).pipe_file is AbstractFileSystem.pipe_file:
         return False  # it looks first, and then writes
     try:
-        _ask(url, "create", lambda store: _create(store, url, b"a second time"))
+        _ask(url, "create", lambda store: _create(store, url, data))
     except FileExistsError:
         return True
     return False
@@ -387,16 +402,6 @@ def list_objects(url: str) -> dict[str, StoredObject]:
         }
 
     return _ask(url, "list", request)
-
-
-def seconds_between(older: str, newer: str) -> float:
-    """Return by how much one object is older than another, by the clock of the store."""
-
-    def moment(store: Any, url: str) -> float:
-        store.invalidate_cache()
-        return float(store.modified(store._strip_protocol(url)).timestamp())
-
-    return _ask(newer, "read", lambda store: moment(store, newer) - moment(store, older))
 
 
 def matching_urls(pattern: str) -> list[str]:
