@@ -5,14 +5,15 @@ A loop whose iterable mentions the messages becomes
     {% macro 1turn7(message, 1loop7, ns, enable_thinking, ... every other name that the body may read) %}
         BODY
     {% endmacro %}
-    {{ environment.run_loop(7, ("ns", "enable_thinking", ...), ITERABLE, (ns, enable_thinking, ...), 1turn7) }}
+    {{ environment.run_loop(7, (("ns", VARIABLE), ...), ITERABLE, (ns, enable_thinking, ...), 1turn7) }}
 
 A macro scopes `set` as the body of a loop does, so the text is the same; and everything the body reads is handed to it.
 Names of our own begin with a digit, which no name of a template does.
 
 A body may call macros of the template, and these read names from around them. The names listed here are those that
 they are likely to read. What they do read is observed (`outside_reads`): a name that was not handed, or that is another
-variable, is not followed.
+variable, is not followed. `VARIABLE` says which one is handed: `OF_SCOPE` (a variable around the loop, which Jinja's
+tables name later), or, in the body of a loop that is handed values itself, `HANDED` or `CHANGED`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ ONCE = f"{OURS}once"
 LOOP = f"{OURS}loop"
 TURN = f"{OURS}turn"
 """The names of macros that bodies become begin with this."""
+OF_SCOPE = "of scope"
+"""A name that is handed to a loop is a variable of the scope around it."""
+HANDED = "handed"
+"""It is what the loop around it was handed under the same name."""
+CHANGED = "changed"
+"""It is a variable of the body around it, which no macro outside of this body reads."""
 
 
 def hook_loops(template: nodes.Template, environment: jinja2.Environment) -> int:
@@ -50,6 +57,8 @@ class _Hooks:
         self.count = 0
         self._macros = _reads_of_macros(template)
         self._aliases = _aliases(template)
+        self._unchanged: set[str] | None = None
+        """What the loop around is handed, and its body does not assign; None outside of loops."""
 
     def body(self, statements: list[nodes.Node]) -> list[nodes.Node]:
         """Return statements with their loops replaced."""
@@ -84,14 +93,18 @@ class _Hooks:
         free = sorted(self._read_by(body) - {node.target.name, loop, ONCE})
         renamed = {name: OURS + name for name in OF_MACROS.intersection([node.target.name, *free])}
         _rename_outside_macros(body, renamed)
+        variables = tuple((name, self._variable(name)) for name in free)
+        around = self._unchanged
+        self._unchanged = set(free) - _assigned_in(body)
         inner = self.body(body)
+        self._unchanged = around
         handed = [renamed.get(node.target.name, node.target.name), loop, *[renamed.get(name, name) for name in free]]
         macro = nodes.Macro(f"{TURN}{number}", [nodes.Name(name, "param") for name in handed], [], inner)
         run = nodes.Call(
             nodes.EnvironmentAttribute("run_loop"),
             [
                 nodes.Const(number),
-                nodes.Const(tuple(free)),
+                nodes.Const(variables),
                 node.iter,
                 nodes.Tuple([nodes.Name(name, "load") for name in free], "load"),
                 nodes.Name(f"{TURN}{number}", "load"),
@@ -101,6 +114,12 @@ class _Hooks:
             None,
         )
         return [macro.set_lineno(line), nodes.Output([run]).set_lineno(line)]
+
+    def _variable(self, name: str) -> str:
+        """Return which variable a loop is handed under a name."""
+        if self._unchanged is None:
+            return OF_SCOPE
+        return HANDED if name in self._unchanged else CHANGED
 
     def _read_by(self, body: Iterable[nodes.Node]) -> set[str]:
         """Return the names that statements read, also those that the macros they mention read."""
@@ -142,6 +161,16 @@ def _assigned(template: nodes.Template) -> list[tuple[nodes.Node, nodes.Node]]:
     for block in template.find_all(nodes.With):
         pairs += zip(block.targets, block.values, strict=True)
     return pairs
+
+
+def _assigned_in(body: Iterable[nodes.Node]) -> set[str]:
+    """Return the names that statements assign, in any scope."""
+    names: set[str] = set()
+    for statement in body:
+        for node in (statement, *statement.find_all((nodes.Name, nodes.Macro))):
+            if isinstance(node, nodes.Macro) or (isinstance(node, nodes.Name) and node.ctx != "load"):
+                names.add(node.name)
+    return names
 
 
 def _aliases(template: nodes.Template) -> set[str]:

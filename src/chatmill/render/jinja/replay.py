@@ -63,8 +63,8 @@ class Classes(NamedTuple):
 class LoopBody(NamedTuple):
     """A loop's body as a macro of the template, which later iterations are called by."""
 
-    names: tuple[str, ...]
-    """Names that it is handed values of."""
+    names: tuple[tuple[str, str], ...]
+    """Names that it is handed values of, each with its variable."""
     write: Callable[..., str]
     macros: dict[CodeType, Macro]
     """The template's macros among these values, made by the same run."""
@@ -107,8 +107,6 @@ class Replay:
         """The loops, as their turns are asked for them."""
         self.bodies: dict[int, LoopBody | None] = {}
         """The bodies of the root's loops, by their sites; None for one that is run with the root alone."""
-        self.reads_of_loops: set[tuple[int, int]] = set()
-        """Loops, and reads in macros that they call: what is read there is a variable that the loop was handed."""
         self._column, self._form = cache(self._new_column), cache(self._new_form)
         self._recipe, self._loop = cache(self._new_recipe), cache(self._new_loop)
         self._describe = cache(self._described)

@@ -120,7 +120,9 @@ class TracingSandbox(PlainSandbox):
 
     # ---- loops over messages
 
-    def run_loop(self, site: int, names: tuple[str, ...], iterable: Any, values: tuple[Any, ...], body: Any) -> str:
+    def run_loop(
+        self, site: int, names: tuple[tuple[str, str], ...], iterable: Any, values: tuple[Any, ...], body: Any
+    ) -> str:
         """Run a loop: over messages turn by turn, over anything else as Jinja does."""
         if self.run is not None and type(iterable) in (MessagesView, PositionRange):
             return self.run.run_loop(site, names, iterable, values, body)
@@ -133,9 +135,9 @@ class TracingSandbox(PlainSandbox):
                 break
         return joined(written)
 
-    def outside(self, name: str, value: Any, read: int) -> Any:
-        """Return the value of a name that a macro or a block reads from around it."""
-        return value if self.run is None else self.run.outside(name, value, read)
+    def outside(self, name: str, value: Any, variable: str) -> Any:
+        """Return the value of a name that a macro or a block reads from around it: which variable it is, is told."""
+        return value if self.run is None else self.run.outside(name, value, variable)
 
     def break_loop(self) -> str:
         """End the loop that runs after this turn."""

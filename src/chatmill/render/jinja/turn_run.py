@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.runtime import Macro, Undefined
@@ -31,6 +31,7 @@ from chatmill.render.jinja.kept_values import (
     spaces_of,
 )
 from chatmill.render.jinja.limits import LimitError
+from chatmill.render.jinja.loops import HANDED
 from chatmill.render.jinja.positions import OWN, Form, Position, added, base_form, handed
 from chatmill.render.jinja.questions import HOLE, Unfollowed, shifted, shifted_address, shifted_path
 from chatmill.render.jinja.record_view import RecordView
@@ -43,12 +44,21 @@ from chatmill.render.jinja.turn import ROOT, Replies, Turn
 from chatmill.render.jinja.views import LoopView, MessagesView, MessageView, PositionRange, Space
 
 Body = Callable[..., str]
-NOT_TOLD_APART = (str, bool, int, float, type(None), type(missing), Undefined)
-"""Types of which equal values may be one object, so that they do not tell variables apart."""
 
 
 class NeedsRootError(Exception):
     """A turn cannot be run without what comes before its loop."""
+
+
+class Handed(NamedTuple):
+    """What the body of a loop is handed under one name."""
+
+    argument: int
+    """Its index among the arguments of the body."""
+    variable: str
+    """The variable around the loop that it is the value of, as `outside_reads` names it."""
+    value: Any
+    """What it is outside of the body."""
 
 
 class TurnRun(Replies):
@@ -148,12 +158,14 @@ class TurnRun(Replies):
 
     # ---- loops
 
-    def run_loop(self, site: int, names: tuple[str, ...], iterable: Any, values: tuple[Any, ...], body: Body) -> str:
-        """Run a loop over messages for the template; its body is handed values of some names."""
+    def run_loop(
+        self, site: int, names: tuple[tuple[str, str], ...], iterable: Any, values: tuple[Any, ...], body: Body
+    ) -> str:
+        """Run a loop over messages for the template; its body is handed values of some names, each a variable."""
         outer = self.turn
         question = ("loop", site, recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values))
         loop = Loop(self, site, iterable, [kept(recipe, outer) for recipe in question[3]])
-        loop.handed = dict(zip(names, enumerate(values), strict=True))
+        loop.hand(names, values)
         if outer.outer is None and self.tries.bodies.get(site, self) is not None:
             macros = {value._func.__code__: value for value in values if isinstance(value, Macro)}
             self.tries.bodies[site] = LoopBody(names, body, macros)
@@ -256,7 +268,7 @@ class TurnRun(Replies):
         forms = iterable[1:2] if iterable[0] == "messages" else iterable[1:3]
         borders = [border for form, border in zip(forms, turns.borders, strict=False) if form[0]]
         loop = Loop(self, site, self._revived(iterable, ROOT, handed(borders, self.turn)), arguments)
-        loop.handed = dict(zip(body.names, enumerate(values), strict=True))
+        loop.hand(body.names, values)
         number = turns.turns
         is_new = True
         try:
@@ -269,44 +281,33 @@ class TurnRun(Replies):
             self.tries.bodies[site] = None
             raise
 
-    def outside(self, name: str, value: Any, read: int) -> Any:
-        """Return what a macro reads of a name around it, as the turn that runs was handed it.
+    def outside(self, name: str, value: Any, variable: str) -> Any:
+        """Return what a macro reads of a variable around it, as the turn that runs was handed it.
 
-        A macro of an earlier run has that run's values around it. What it reads is a variable that the turn was handed
-        if an earlier run has shown it, by a value that is one object in both.
+        A macro of an earlier run has that run's values around it: the variable alone says which one the turn has.
         """
         turn = self.turn
         if turn.loop is None:
             return value
-        is_handed = self._is_handed(turn, name, value)
-        shown = self.tries.reads_of_loops
-        if self.called is None and is_handed and not isinstance(value, NOT_TOLD_APART):
-            shown.add((turn.loop.site, read))
-        if not is_handed and (self.called is None or name not in turn.loop.handed):
+        if not self._is_handed(turn, name, value, variable):
             raise Unfollowed(f"a macro reads {name!r}, which the loop around it was not handed")
-        if not is_handed and (turn.loop.site, read) not in shown:
-            raise NeedsRootError(name)
-        _, passed = turn.loop.handed[name]
-        if isinstance(passed, Undefined):
-            return value if is_handed else passed
-        return self._own(turn, name)
+        passed = turn.loop.handed[name]
+        return passed.value if isinstance(passed.value, Undefined) else turn.arguments[passed.argument]
 
-    def _is_handed(self, turn: Turn, name: str, value: Any) -> bool:
-        """Return whether a value is that of the variable which a turn was handed under a name."""
+    def _is_handed(self, turn: Turn, name: str, value: Any, variable: str) -> bool:
+        """Return whether a turn was handed the value of a variable under a name."""
         if turn.loop is None or name not in turn.loop.handed:
             return False
-        _, passed = turn.loop.handed[name]
-        if isinstance(passed, Undefined):
-            return value is missing or isinstance(value, Undefined)
-        if value is passed or value is self._own(turn, name):
+        passed = turn.loop.handed[name]
+        if passed.variable == HANDED:
+            return turn.outer is not None and self._is_handed(turn.outer, name, value, variable)
+        if passed.variable != variable:
+            return False
+        if self.called is not None:
             return True
-        outer = turn.outer
-        return outer is not None and self._is_handed(outer, name, passed) and self._is_handed(outer, name, value)
-
-    @staticmethod
-    def _own(turn: Turn, name: str) -> Any:
-        index, _ = turn.loop.handed[name]
-        return turn.arguments[index]
+        if isinstance(passed.value, Undefined):
+            return value is missing or isinstance(value, Undefined)
+        return value is passed.value
 
     def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
         """Run a turn by the template's code, remember it, and return what it wrote."""
@@ -363,10 +364,9 @@ class Loop:
     def __init__(self, run: TurnRun, site: int, iterable: MessagesView | PositionRange, arguments: list[Kept]) -> None:
         """`arguments` are what the body is handed."""
         self.positions, self.arguments, self._run = iterable.positions(), arguments, run
-        self.site = site
         self.is_message, self._forms = isinstance(iterable, MessagesView), iterable.forms()
-        self.handed: dict[str, tuple[int, Any]] = {}
-        """What the body is handed by name: its index among the arguments, and what it is outside of the body."""
+        self.handed: dict[str, Handed] = {}
+        """What the body is handed, by name."""
         is_moving = self._forms is None
         tag = (iterable.is_reversed, iterable.left_out, None if is_moving else iterable.start)
         self._is_reversed = iterable.is_reversed
@@ -376,6 +376,11 @@ class Loop:
 
         if isinstance(iterable, PositionRange) and abs(iterable.step) != 1:
             raise Unfollowed("a range with a step")
+
+    def hand(self, names: tuple[tuple[str, str], ...], values: tuple[Any, ...]) -> None:
+        """Say what the body is handed: under each name the value of a variable."""
+        for index, ((name, variable), value) in enumerate(zip(names, values, strict=True)):
+            self.handed[name] = Handed(index, variable, value)
 
     def forms_in(self, turn: Turn) -> tuple[Form, Form]:
         """Return what index0 and the length are to a turn that was handed the arguments."""
