@@ -157,6 +157,30 @@ def test_no_template_reaches_beyond_its_data(name: str) -> None:
     assert repr(CONVERSATION) == before
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "dict",
+        "range",
+        "messages[0].content.upper",
+        "messages[0].get",
+        "cycler('a')",
+        "cycler('a').next",
+        "messages|map(attribute='role')",
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["{{ VALUE }}", "{{ VALUE ~ '' }}", "{{ [VALUE]|join }}", "{{ VALUE|string }}", "{{ VALUE|safe }}"]
+)
+def test_no_text_is_a_place_in_memory(value: str, form: str) -> None:
+    """Python writes such a value as its address, which is another one in every build."""
+    written = form.replace("VALUE", f"({value})")
+    with pytest.raises(RecordError, match="has no text that is the same at every run"):
+        of_text("{% for m in messages %}" + written + "{{ m.content }}<|e|>{% endfor %}", ("<|e|>",)).write(
+            CONVERSATION
+        )
+
+
 def test_a_deep_template_is_one_error() -> None:
     assert isinstance(failure("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"), RecordError | ConfigError)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from markupsafe import Markup
@@ -35,6 +37,9 @@ PASSED = (jinja2.Environment, Context, nodes.EvalContext)
 NUMBERS = (int, float)
 BUILT_IN = frozenset({str, list, tuple, dict})
 DIGITS = re.compile(r"\d+")
+_OF_ADDRESSES: tuple[Any, ...] = (object, FunctionType, BuiltinFunctionType, MethodType, GeneratorType)
+ADDRESSES = frozenset(kind.__repr__ for kind in _OF_ADDRESSES)
+"""What writes a value as its place in memory, which is another one at every run."""
 
 
 class _CountedFields(SandboxedFormatter):
@@ -57,6 +62,13 @@ class _CountedFields(SandboxedFormatter):
 
 class _EscapedFields(_CountedFields, SandboxedEscapeFormatter):
     """The same, into a text that is called safe."""
+
+
+def refuse_address(value: Any) -> None:
+    """Refuse to write what Python writes as its place in memory."""
+    kind: Any = type(value)
+    if kind.__repr__ in ADDRESSES and kind.__str__ is object.__str__:
+        raise SecurityError(f"a value of the type {kind.__name__} has no text that is the same at every run")
 
 
 class CountingSandbox(ImmutableSandboxedEnvironment):
@@ -111,6 +123,7 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
         """Count a value that is written."""
         if type(value) in SCALARS or isinstance(value, (str, jinja2.Undefined)):
             return
+        refuse_address(value)
         whole = measured((value,), self.budget)
         self.budget.step(4 + 2 * whole.items + whole.size // 50)
         self.budget.make(TEXT_BYTES + whole.written)

@@ -21,7 +21,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context, LoopContext, Macro
 
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.render.jinja.counting import CALL_STEPS, CountingSandbox
+from chatmill.render.jinja.counting import CALL_STEPS, CountingSandbox, refuse_address
 from chatmill.render.jinja.limits import (
     MADE_ITEM_BYTES,
     MAX_MADE,
@@ -151,7 +151,9 @@ class PlainSandbox(CountingSandbox):
 
     def _all_filters(self) -> dict[str, Callable[..., Any]]:
         """Return all filters, without limits."""
-        return {**self.filters, "tojson": self._tojson, "harmony_tools": tools_text, "join": self._join}
+        own = {"tojson": self._tojson, "harmony_tools": tools_text, "join": self._join}
+        as_texts = {name: _of_texts(dict[str, Any](self.filters)[name]) for name in ("string", "safe")}
+        return {**self.filters, **own, **as_texts}
 
     def template(self, source: str) -> jinja2.Template:
         """Return a template that runs here."""
@@ -276,6 +278,16 @@ class PlainSandbox(CountingSandbox):
             value = map(make_attrgetter(self, attribute), value)
         separator = self.text_of(d)
         return separator.join(self.counted_texts(map(self.text_of, value), separator))
+
+
+def _of_texts(filter_: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a filter that writes a value, but none that has no text."""
+
+    def of_texts(value: Any) -> Any:
+        refuse_address(value)
+        return filter_(value)
+
+    return of_texts
 
 
 def _count_of(messages: Any) -> int:

@@ -19,7 +19,7 @@ from jinja2.sandbox import safe_range
 from markupsafe import Markup
 
 from chatmill.render.jinja.control_names import NO_CONTROLS, ControlNames
-from chatmill.render.jinja.counting import CALL_STEPS, PASSED
+from chatmill.render.jinja.counting import CALL_STEPS, PASSED, refuse_address
 from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import MAX_DEPTH, LimitError
 from chatmill.render.jinja.loops import hook_loops
@@ -382,12 +382,14 @@ def _formatted(form: Any, values: Sequence[Any]) -> str:
 
 
 def _string(value: Any) -> Any:
+    refuse_address(value)
     return value if isinstance(value, SafeText | Markup) else text_of(value)
 
 
 def _safe(value: Any) -> Any:
     if isinstance(value, SafeText):
         return value
+    refuse_address(value)
     text = text_of(value)
     return SafeText(text) if type(text) is Traced else Markup(text)
 
