@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.chunk_shards import ChunkPlace
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.run import run_build
@@ -49,8 +50,10 @@ class Bench:
     """What loading the tokenizer and binding the template took; in no timing."""
 
     @classmethod
-    def of(cls, recipe: Recipe, work: Path, *, shard_bytes: int | None = None) -> Bench:
-        """Plan the chunks and load the tokenizer.
+    def of(
+        cls, recipe: Recipe, work: Path, *, shard_bytes: int | None = None, executor: Executor | None = None
+    ) -> Bench:
+        """Plan the chunks, on an executor if there is one, and load the tokenizer.
 
         The pipeline's recipe names no sources of its own: benches over other files share what it loads.
         """
@@ -59,7 +62,7 @@ class Bench:
         pipeline = pipeline_of(text)
         load = time.perf_counter() - start
         cut = recipe if shard_bytes is None else structs.replace(recipe, shard_bytes=shard_bytes)
-        planned = plan_sources(cut, work / "spool")
+        planned = plan_sources(cut, work / "spool", executor=executor)
         (work / WORK).mkdir(parents=True, exist_ok=True)
         (work / WORK / STATE).write_text(json.dumps({"fingerprint": "bench"}))
         jobs = tuple(
@@ -88,6 +91,19 @@ class Bench:
     def compile_all(self) -> int:
         """Compile every chunk; tokens."""
         return sum(self.compile(job)[1] for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One build in a process of its own."""
+
+    seconds: float
+    driver: float
+    """Processor seconds of the driver."""
+    total: float
+    """Of the driver and its workers."""
+    tokens: int
+    files: dict[str, Any]
 
 
 def build(recipe: Recipe, out: Path, workers: int) -> dict[str, Any]:

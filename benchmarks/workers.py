@@ -1,10 +1,10 @@
 """Whole builds with several numbers of workers, next to the same chunk work in as many independent processes.
 
     python -m benchmarks.workers [--quick] [--json] [--size BYTES]
-    python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES] [--one-file]
+    python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES] [--rounds 2] [--inputs many,one] [--out FILE]
 
 The first is a part of `make bench`: 1 and 2 workers, on input that takes one worker a minute and more. The second
-prints a curve, for many files of 33 MB or for the same bytes in one file. A build is a process of its own, timed from
+prints a curve as JSON lines (`benchmarks/worker_curve.py`). A build is a process of its own, timed from
 its start to its end: interpreter, tokenizer, hashing of the input, publishing. *Independent processes* are the limit:
 each has loaded its tokenizer before the clock starts, and does its share of the chunks (read, render, label, write,
 hash, rename) without a driver. `driver` is the share of the driver in the processor time of the whole build.
@@ -26,14 +26,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.builds import Bench, recipe_for
+from benchmarks.builds import Bench, Built, recipe_for
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, run_one
-from benchmarks.inputs import again, inputs_folder, joined, plain_records, work_folder, write_shards
+from benchmarks.inputs import again, inputs_folder, plain_records, work_folder, write_shards
+from benchmarks.worker_curve import INPUTS, Measures, WorkerCurve
 from chatmill.compiler.chunk_job import compile_chunk, pipeline_of
+from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 
@@ -41,19 +41,6 @@ SIZE, QUICK_SIZE = 520_000_000, 4_000_000
 LONG_ENOUGH = 60.0
 """Seconds that one worker must take."""
 RECIPE, JOBS = "recipe.json", "jobs.pickle"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """One build in a process of its own."""
-
-    seconds: float
-    driver: float
-    """Processor seconds of the driver."""
-    total: float
-    """Of the driver and its workers."""
-    tokens: int
-    files: dict[str, Any]
 
 
 def built(home: Path, workers: int) -> Built:
@@ -115,7 +102,9 @@ def prepare(home: Path, paths: Sequence[Path]) -> None:
     home.mkdir(parents=True, exist_ok=True)
     recipe = recipe_for(paths)
     (home / RECIPE).write_text(json.dumps(recipe.as_json()))
-    (home / JOBS).write_bytes(pickle.dumps(Bench.of(recipe, home).jobs))
+    with LocalExecutor() as executor:
+        jobs = Bench.of(recipe, home, executor=executor).jobs
+    (home / JOBS).write_bytes(pickle.dumps(jobs))
 
 
 def measure(*, quick: bool, size: int | None = None) -> Report:
@@ -166,33 +155,6 @@ def _same(builds: Sequence[Built], tokens: Sequence[int]) -> int:
     return builds[0].tokens
 
 
-def curve(counts: Sequence[int], size: int, *, one_file: bool) -> None:
-    """Print a table: the limit and the build for each number of processes."""
-    builds: list[Built] = []
-    with work_folder() as work, inputs_folder() as folder:
-        paths = write_shards(folder, size, originals=plain_records())
-        if one_file:
-            paths = [joined(paths, folder / f"chats-{size}.jsonl")]
-        prepare(work, paths)
-        files = "1 file" if one_file else f"{len(paths)} files"
-        print(f"{size / 1e6:,.0f} MB of input in {files}; M tokens/s, and times the first line")
-        print("processes  independent         build            build/limit  seconds  driver CPU")
-        first: tuple[float, float] | None = None
-        for count in counts:
-            seconds, tokens = independent(work, count)
-            run = built(work, count)
-            builds.append(run)
-            _same(builds, [tokens])
-            limit, rate = tokens / seconds / 1e6, tokens / run.seconds / 1e6
-            first = first or (limit, rate)
-            print(
-                f"{count:9d}  {limit:7.1f} {limit / first[0]:6.2f}x  {rate:7.1f} {rate / first[1]:6.2f}x  "
-                f"{rate / limit:11.2f}  {run.seconds:7.1f}  {run.driver:5.1f} s {run.driver / run.total:6.1%}",
-                flush=True,
-            )
-    print(f"all builds: the same {len(builds[0].files):,} files by hash, {builds[0].tokens / 1e6:,.1f} M tokens")
-
-
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -200,14 +162,19 @@ def main() -> int:
     parser.add_argument("--share", nargs=3)
     parser.add_argument("--curve")
     parser.add_argument("--size", type=int, default=SIZE)
-    parser.add_argument("--one-file", action="store_true")
+    parser.add_argument("--inputs", default=",".join(INPUTS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--out", type=Path)
     asked, _ = parser.parse_known_args()
     if asked.build:
         _build_here(Path(asked.build[0]), int(asked.build[1]))
     elif asked.share:
         _share_here(Path(asked.share[0]), int(asked.share[1]), int(asked.share[2]))
     elif asked.curve:
-        curve([int(count) for count in asked.curve.split(",")], asked.size, one_file=asked.one_file)
+        measures = Measures(prepare=prepare, independent=independent, build=built)
+        counts = [int(count) for count in asked.curve.split(",")]
+        WorkerCurve(measures, counts, asked.size, asked.out).run(asked.inputs.split(","), asked.rounds, asked.seconds)
     else:
         return run_one("workers", str(__doc__), measure, sizes={"size": (SIZE, "bytes of input")})
     return 0
