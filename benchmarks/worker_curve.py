@@ -5,7 +5,7 @@
 `--size` is the input of the largest number of workers. Smaller numbers get their share of it, so that every build takes
 about as long and starting up has the same part in each. Input is many files of 33 MB (`many`) and the same bytes in
 one file (`one`). The largest number comes first, in all rounds, and then the others as they are given; nothing is begun
-that would not end within `--seconds`. Every measurement is in the file at once, so that a run that is stopped has what it did.
+that would not end within `--seconds`. Every measurement is in the file at once: a run that is stopped has what it did.
 
 Builds of the same input must store the same bytes, whatever the number of workers: the smallest input is built with
 the largest number too.
