@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Container, Mapping
@@ -10,6 +11,8 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.errors import TokenizerError
 
@@ -188,7 +191,7 @@ def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, b
     """Decode every id of a vocabulary to bytes, as its engine does; `added` tokens are spelled as they are."""
     tokens, ids = file.spellings()
     if "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer")):
-        spelled = dict(zip(ids, map(_byte_level_bytes, tokens), strict=True))
+        spelled = dict(zip(ids, _byte_level_spellings(tokens), strict=True))
     else:
         spelled = dict(zip(ids, map(_plain_bytes, tokens), strict=True))
     spelled.update((token_id, name.encode()) for name, token_id in added.items())
@@ -207,15 +210,28 @@ def _plain_bytes(token: str) -> bytes:
     return token.removeprefix("##").replace("\u2581", " ").encode()
 
 
-def _byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a token; one with a character that is not a stand-in for a byte is itself."""
-    try:
-        return token.translate(_BYTES).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
+def _byte_level_spellings(tokens: list[str]) -> list[bytes]:
+    """Return the bytes of tokens; one with a character that is not a stand-in for a byte is itself."""
+    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    values = _BYTES[np.minimum(codes, len(_BYTES) - 1)]
+    data = values.astype(np.uint8).tobytes()
+    spelled = [data[start:stop] for start, stop in itertools.pairwise(bounds.tolist())]
+    others = np.searchsorted(bounds, np.flatnonzero(values < 0), side="right") - 1
+    for index in np.unique(others).tolist():
+        spelled[index] = tokens[index].encode()
+    return spelled
 
 
-_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
-_BYTES = dict.fromkeys(_HIDDEN, 0xFFFF) | {0x100 + number: byte for number, byte in enumerate(_HIDDEN)}
-"""The byte of each printable stand-in: visible Latin-1 is itself, the others are from U+0100 on."""
+def _stand_ins() -> NDArray[np.int16]:
+    """Tabulate the byte of each printable stand-in: visible Latin-1 is itself, the others are from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    table = np.full(0x100 + len(hidden) + 1, -1, dtype=np.int16)  # the last entry is for all characters above
+    table[visible] = visible
+    table[0x100 : 0x100 + len(hidden)] = hidden
+    return table
+
+
+_BYTES = _stand_ins()
