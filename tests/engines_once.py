@@ -39,7 +39,11 @@ def share_engines(put: Callable[[Any, str, Any], None]) -> None:
 
     encodings = kept(encoding, lambda ranks, pattern: (hash(tuple(ranks.items())), pattern))
     put(GigatokenBackend, "from_json", staticmethod(kept(GigatokenBackend.from_json, of_gigatoken)))
-    put(HuggingFaceBackend, "from_json", staticmethod(kept(HuggingFaceBackend.from_json, large)))
+    put(
+        HuggingFaceBackend,
+        "from_json",
+        staticmethod(kept(HuggingFaceBackend.from_json, lambda raw, file=None: large(raw))),
+    )
     from_o200k = kept(GigatokenBackend.from_o200k, lambda path: of_gigatoken(Path(path).read_bytes()))
     put(GigatokenBackend, "from_o200k", staticmethod(from_o200k))
     put(TiktokenBackend, "__init__", lambda self, *given: setattr(self, "_encoding", encodings(*given)))

@@ -21,16 +21,58 @@ from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation
 from chatmill.errors import SlowEngineWarning, TokenizerError, UnknownNameError
 from chatmill.tokenizer import backends, tiktoken_file
-from chatmill.tokenizer.backends import Engine, GigatokenBackend
+from chatmill.tokenizer.backends import Engine, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.json_file import TokenizerJson
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE, answers_of
 from tests.cli.run import chatmill
 from tests.compiler.builds import chats, digest, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import loaded, unpacked
+from tests.tokenizer.small_models import FOLDERS
 
 
 def source_of(name: str) -> Any:
     return name if name == "o200k" else unpacked(name)
+
+
+def _json_of(name: str) -> bytes:
+    if name in FOLDERS:
+        return json.dumps(FOLDERS[name]["tokenizer.json"]).encode()
+    return (unpacked(name) / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["byte_level", "with_bytes", "qwen3", "tiny_torchtitan"])
+def test_a_model_from_decoded_tables_is_the_one_of_the_file(name: str) -> None:
+    file = TokenizerJson(_json_of(name), name)
+    ordinary = [token["content"] for token in file.added_tokens if not token.get("special")]
+    hidden = {token["id"] for token in file.added_tokens if token.get("special")}
+    stripped = file.stripped(hidden, ordinary)
+    parsed = HuggingFaceBackend(stripped)
+    from_tables = HuggingFaceBackend(stripped, file)
+    assert from_tables._tokenizer.to_str() == parsed._tokenizer.to_str()
+    assert (len(ordinary) > 5) == (name == "qwen3")
+    assert (file.byte_pair_model(stripped) is None) == (name == "with_bytes"), "its merges are texts"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"merges": [["a", "absent"]]},
+        {"merges": [["h", "i"]], "unk_token": 3},
+        {"merges": [["h", "i"]], "dropout": 2.0},
+        {"merges": [["h"]]},
+    ],
+)
+def test_a_wrong_model_is_told_as_the_library_tells_it(change: dict[str, Any]) -> None:
+    model = {**FOLDERS["byte_level"]["tokenizer.json"]["model"], **change}
+    raw = json.dumps({**FOLDERS["byte_level"]["tokenizer.json"], "model": model}).encode()
+    file = TokenizerJson(raw, "x")
+    told = []
+    for known in (None, file):
+        with pytest.raises(TokenizerError) as error:
+            HuggingFaceBackend.from_json(file.stripped(set()), known)
+        told.append(str(error.value))
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "o200k"])

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import SlowEngineWarning, TokenizerError
+from chatmill.tokenizer.json_file import BytePairModel, TokenizerJson
 
 Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
 """Flat token ids of many texts, and one more offset than there are texts."""
@@ -138,14 +139,18 @@ class HuggingFaceBackend:
 
     name = "tokenizers"
 
-    def __init__(self, text: bytes) -> None:
-        """`text` is a tokenizer.json without added tokens and post-processor; it is loaded when it is first needed."""
+    def __init__(self, text: bytes, file: TokenizerJson | None = None) -> None:
+        """`text` is a tokenizer.json without added tokens and post-processor; it is loaded when it is first needed.
+
+        `file` is the file that it is of, where parts of that are decoded already.
+        """
         self._text = text
+        self._file = file
 
     @classmethod
-    def from_json(cls, text: bytes) -> HuggingFaceBackend:
+    def from_json(cls, text: bytes, file: TokenizerJson | None = None) -> HuggingFaceBackend:
         """Load a stripped tokenizer.json now."""
-        loaded = cls(text)
+        loaded = cls(text, file)
         assert loaded._tokenizer is not None
         return loaded
 
@@ -158,11 +163,17 @@ class HuggingFaceBackend:
         import tokenizers
 
         if hasattr(tokenizers.Tokenizer, "from_str"):
+            file = self._file
+            self._file = None
+            model = None if file is None else file.byte_pair_model(self._text)
+            if model is not None:
+                with contextlib.suppress(Exception):  # parsing the file says better what is wrong in it
+                    return _from_byte_pairs(model)
             return tokenizers.Tokenizer.from_str(self._text.decode())
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:  # 1.0 reads files alone
-            file.write(self._text)
-            file.flush()
-            return tokenizers.Tokenizer.from_file(file.name)
+        with tempfile.NamedTemporaryFile(suffix=".json") as copy:  # 1.0 reads files alone
+            copy.write(self._text)
+            copy.flush()
+            return tokenizers.Tokenizer.from_file(copy.name)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
@@ -198,6 +209,21 @@ class HuggingFaceBackend:
         """Text of ids that hold no control tokens."""
         with _told_as_errors("this vocabulary cannot decode ids"):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _from_byte_pairs(model: BytePairModel) -> Any:
+    """Make a tokenizer of `tokenizers` whose model is given in Python objects."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_str(model.shell.decode())
+    tokenizer.model = tokenizers.models.BPE(vocab=model.vocab, merges=model.merges, **model.options)
+    for is_special, group in groupby(model.added, lambda token: bool(token.get("special"))):
+        tokens = [tokenizers.AddedToken(**{name: token[name] for name in token if name != "id"}) for token in group]
+        if is_special:
+            tokenizer.add_special_tokens(tokens)
+        else:
+            tokenizer.add_tokens(tokens)
+    return tokenizer
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def tokenizer_from_json(
         if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
             engine = Engine.FAST
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
-    reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
+    reference, fast = _engines(file, file.stripped(hidden, ordinary), name, engine)
     named = named_tokens_of(config or {})
     forms = [step.get("type") for step in rule_steps(file.rules("normalizer"), "normalizers")]
     form = "" if not forms else forms[0] if len(forms) == 1 and forms[0] in NORMAL_FORMS else None
@@ -100,12 +100,14 @@ def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozense
         )
 
 
-def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
+def _engines(
+    file: TokenizerJson, stripped: bytes, name: str, engine: Engine
+) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
     """Load the reference engine and, if it is wanted, loads and agrees on the probe, the fast one."""
     if engine is Engine.UNCHECKED:
         return HuggingFaceBackend(stripped), GigatokenBackend.from_json(stripped)
     try:
-        reference = HuggingFaceBackend.from_json(stripped)
+        reference = HuggingFaceBackend.from_json(stripped, file)
     except Exception as error:  # the library raises bare Exception
         refuse_out_of_memory(error, f"{name} cannot be loaded")
         raise TokenizerError(f"{name} cannot be loaded: {error}") from None

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -26,10 +27,35 @@ _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)]
 _VOCAB = msgspec.json.Decoder(dict[str, _Id] | list[tuple[str, int | float]] | None)
+_MERGES = msgspec.json.Decoder(list[tuple[str, str]])
+_BYTE_PAIR_OPTIONS = frozenset(
+    {
+        "dropout",
+        "unk_token",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "fuse_unk",
+        "byte_fallback",
+        "ignore_merges",
+    }
+)
 _RULE_TEXTS = ("type", "prepend", "replacement", "prepend_scheme")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPE = re.compile(rb"\\.")
 _NEEDED_ESCAPES = {b'\\"', b"\\\\"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytePairModel:
+    """A byte-pair model in the arguments of `tokenizers.models.BPE`."""
+
+    vocab: dict[str, int]
+    merges: list[tuple[str, str]]
+    options: dict[str, Any]
+    shell: bytes
+    """The tokenizer.json without vocabulary, merges and added tokens."""
+    added: list[dict[str, Any]]
+    """The added tokens. Their ids follow from the vocabulary, so they are added after that."""
 
 
 class TokenizerJson:
@@ -127,6 +153,28 @@ class TokenizerJson:
             spelled = {token_id for token_id in control_ids if token_id != self.unknown_id}
             without["model"] = {**self._model, "vocab": self._unspellable(spelled)}
         return msgspec.json.encode({**self._parts, **without})
+
+    def byte_pair_model(self, stripped: bytes) -> BytePairModel | None:
+        """Take apart the model of a stripped file, if it is a byte-pair model written as files of today are.
+
+        `tokenizers` reads it from Python objects in two thirds of the time that it takes to parse the file.
+        """
+        options = {name: self.model(name) for name in self._model if name not in ("type", "vocab", "merges")}
+        is_known = self.model("type") == "BPE" and options.keys() <= _BYTE_PAIR_OPTIONS
+        if not is_known or options.get("continuing_subword_prefix") or options.get("end_of_word_suffix"):
+            return None
+        try:
+            merges = _MERGES.decode(self._model["merges"])
+        except (*_NO_JSON, KeyError):  # merges as texts, of older files
+            return None
+
+        if not isinstance(self.vocab, dict):
+            return None
+        empty = {"type": "BPE", **options, "vocab": {}, "merges": []}
+        parts = _PARTS.decode(stripped)
+        added = msgspec.json.decode(parts["added_tokens"])
+        shell = msgspec.json.encode({**parts, "model": empty, "added_tokens": []})
+        return BytePairModel(vocab=self.vocab, merges=merges, options=options, shell=shell, added=added)
 
     def _kept_tokens(self, ordinary: Container[str]) -> list[dict[str, Any]]:
         if not any(token["content"] in ordinary for token in self.added_tokens):
