@@ -20,7 +20,7 @@ from chatmill.read.files import read_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand, TemplateOptions
-from chatmill.render.jinja.renderer import REFUSALS, Renderer
+from chatmill.render.jinja.renderer import REFUSALS, TemplateRunner
 from chatmill.render.jinja.turn_documents import REASONS
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
@@ -233,7 +233,7 @@ def taught_by_beginnings(bound: Any) -> None:
     longest = max(CONVERSATIONS.values(), key=lambda talk: len(talk.messages))
     assert len(longest.messages) == 1000
     render([longest._replace(messages=longest.messages[:count]) for count in (8, 10, 12)], bound)
-    with patch.object(Renderer, "_run", side_effect=AssertionError("it is put together, message by message")):
+    with patch.object(TemplateRunner, "_run", side_effect=AssertionError("it is put together, message by message")):
         render([longest], bound)
 
 

@@ -8,7 +8,7 @@ import jinja2
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer, Sandboxes
+from chatmill.render.jinja.renderer import Sandboxes, TemplateRunner
 from chatmill.render.jinja.rendering import Rendering, common_start
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.sandbox import PlainSandbox
@@ -38,7 +38,7 @@ def tag_differences(
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
     sandboxes = Sandboxes(TracingSandbox(today), _Marking(today))
-    renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat.store.keys)
+    renderer = TemplateRunner(chat.source.text, sandboxes, variables, chat.name, chat.store.keys)
     turns = chat.turns(conversation, options)
     differences: list[tuple[str, str]] = []
     for answer in turns.answers():
@@ -53,7 +53,7 @@ def tag_differences(
     return differences
 
 
-def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
+def _tagged(renderer: TemplateRunner, turns: Turns, count: int) -> list[bool] | None:
     """Mark which characters of a rendering are tagged; None if the tags change the text."""
     view = RecordView(turns.view.conversation, turns.view.form)
     try:

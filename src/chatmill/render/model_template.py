@@ -33,7 +33,7 @@ from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import AnswerText, Expand, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer, Sandboxes, refuse_too_long
+from chatmill.render.jinja.renderer import Sandboxes, TemplateRunner, refuse_too_long
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -201,7 +201,7 @@ class ModelTemplate:
             return None
         return Expander(rule, self.tokenizer)
 
-    def _stop_tokens(self, renderers: list[Renderer]) -> StopTokens:
+    def _stop_tokens(self, renderers: list[TemplateRunner]) -> StopTokens:
         controls = self.tokenizer.control_ids
         by_id = {token_id: name for name, token_id in controls.items()}
         named = [*self.source.stop_tokens, *(by_id[stop_id] for stop_id in self.source.stop_ids if stop_id in by_id)]
@@ -268,7 +268,7 @@ class ModelTemplate:
             store.process = process
         return store
 
-    def _renderer(self, options: Mapping[str, Any], of_record: Iterable[str] = ()) -> Renderer:
+    def _renderer(self, options: Mapping[str, Any], of_record: Iterable[str] = ()) -> TemplateRunner:
         """Return what runs the template under some options; `of_record` are those that the record itself has."""
         store, key = self.store, json.dumps([sorted(options.items()), sorted(of_record)])
         if key not in store.renderers:
@@ -277,8 +277,10 @@ class ModelTemplate:
 
     def _new_renderer(
         self, options: Mapping[str, Any], keys: RecordKeys | None, of_record: Iterable[str] = ()
-    ) -> Renderer:
-        return Renderer(self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, of_record)
+    ) -> TemplateRunner:
+        return TemplateRunner(
+            self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, of_record
+        )
 
     def quick_plans(self) -> QuickPlans | None:
         """Return what writes records in compiled code; None where the options or the vocabulary do not allow it."""
@@ -396,7 +398,7 @@ class ModelTemplate:
         rule = self._sampled_answers(renderer, by)
         return Answers(renderer, view.again(), self.stops, as_sampled=rule), self._labels(renderer)
 
-    def _sampled_answers(self, renderer: Renderer, by: AnswersBy) -> SampledAnswers | None:
+    def _sampled_answers(self, renderer: TemplateRunner, by: AnswersBy) -> SampledAnswers | None:
         """Return the rule for answers as they are sampled, if these are looked for."""
         if by is AnswersBy.HISTORY:
             return None
@@ -406,7 +408,7 @@ class ModelTemplate:
         is_strict = by is AnswersBy.SAMPLING
         return SampledAnswers(self.given, self.stops, between[renderer], is_strict=is_strict)
 
-    def _labels(self, renderer: Renderer) -> Labels:
+    def _labels(self, renderer: TemplateRunner) -> Labels:
         labels = self.store.labels
         if renderer not in labels:
             stops, ends, bos = self.stops.pattern(), self.stops.any_end(), self.named_tokens.get("bos_token")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.record_view import Arguments, InputForm
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import TemplateRunner
 from chatmill.render.jinja.turn_documents import Labels
 from chatmill.render.quick_plans import QuickPlans, RecordPlan
 from chatmill.render.record_keys import Key, RecordKeys
@@ -44,10 +44,10 @@ class PlanStore:
     def forget(self) -> None:
         """Forget everything."""
         self.keys = RecordKeys(self._form)
-        self.renderers: dict[str, Renderer] = {}
+        self.renderers: dict[str, TemplateRunner] = {}
         """By their options."""
-        self.labels: dict[Renderer, Labels] = {}
-        self.between: dict[Renderer, str] = {}
+        self.labels: dict[TemplateRunner, Labels] = {}
+        self.between: dict[TemplateRunner, str] = {}
         """What the template writes between reasoning and content."""
         self.stretches = Stretches(self._rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.quick: QuickPlans | None = None

@@ -32,7 +32,7 @@ from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.looks import Looks
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import TemplateRunner
 from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
@@ -74,7 +74,7 @@ class QuickPlans:
 
     def __init__(
         self,
-        renderer: Renderer,
+        renderer: TemplateRunner,
         labels: Labels,
         stretches: Stretches,
         stops: StopTokens,

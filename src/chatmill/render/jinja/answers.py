@@ -18,7 +18,7 @@ from chatmill.render.jinja.labels import Said
 from chatmill.render.jinja.looks import Looks
 from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Refusal, Renderer
+from chatmill.render.jinja.renderer import Refusal, TemplateRunner
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
 from chatmill.render.jinja.replay import Request
 from chatmill.render.jinja.rules import (
@@ -48,7 +48,7 @@ class Answers:
 
     def __init__(
         self,
-        renderer: Renderer,
+        renderer: TemplateRunner,
         view: RecordView,
         stops: StopTokens,
         known: tuple[Renderings, FoundAnswers] | None = None,

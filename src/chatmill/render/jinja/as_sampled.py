@@ -18,7 +18,7 @@ from chatmill.errors import ConfigError
 from chatmill.render.jinja.expressions import Expression, root
 from chatmill.render.jinja.options import AnswerText, NoReasoning, TemplateOptions
 from chatmill.render.jinja.record_view import InputForm, RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import TemplateRunner
 from chatmill.render.jinja.rendering import Piece, Rendering, common_start, difference
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.stops import BLOCKS, THINKING, StopTokens
@@ -225,7 +225,7 @@ class SampledAnswers:
         return _Opening(opener, opener.strip(), close, start + len(lead))
 
 
-def written_between(renderer: Renderer, form: InputForm) -> str:
+def written_between(renderer: TemplateRunner, form: InputForm) -> str:
     """Return what a template writes between reasoning and content; nothing where it does not show both."""
     view = RecordView(Conversation((Message(Role.USER, "Q-one?"), REASONED)), form)
     rendering = renderer.render(view, 2, False)
@@ -236,7 +236,9 @@ def written_between(renderer: Renderer, form: InputForm) -> str:
     return "" if reasoning is None or content is None else rendering.text[reasoning.stop : content.start]
 
 
-def is_cut(renderer: Renderer, view: RecordView, index: int, turn: SampledTurn, history: str, trained: str) -> bool:
+def is_cut(
+    renderer: TemplateRunner, view: RecordView, index: int, turn: SampledTurn, history: str, trained: str
+) -> bool:
     """Return whether a template makes its history of what a model writes, or shows all of it; by plain Jinja."""
     if not turn.opener:  # history has the same, but for white space of the template
         return True
@@ -254,7 +256,7 @@ def is_cut(renderer: Renderer, view: RecordView, index: int, turn: SampledTurn, 
     return alone is not None and alone in without_calls
 
 
-def _plain_with(renderer: Renderer, view: RecordView, index: int, message: Message) -> str | None:
+def _plain_with(renderer: TemplateRunner, view: RecordView, index: int, message: Message) -> str | None:
     """Return A(index) by plain Jinja with another message in its last place; None where the template refuses it."""
     messages = (*view.conversation.messages[:index], message)
     changed = RecordView(view.conversation._replace(messages=messages), view.form)

@@ -10,7 +10,7 @@ from typing import Any
 
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import TemplateRunner
 from chatmill.render.jinja.rendering import begins_with, note_emptiness
 from chatmill.render.jinja.segments import relative_key
 from chatmill.render.jinja.shown import not_shown
@@ -21,7 +21,7 @@ from chatmill.render.jinja.turn import Replies, Turn
 class Looks:
     """What is known of one conversation's template, as this conversation asks for it."""
 
-    def __init__(self, renderer: Renderer, view: RecordView) -> None:
+    def __init__(self, renderer: TemplateRunner, view: RecordView) -> None:
         """Have the classes of the conversation's messages be numbered."""
         self._renderer, self._view, self._segments = renderer, view, renderer.segments
         self._replies = Replies(view, len(view.roles), renderer.tries.shapes)

@@ -11,7 +11,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.record_view import Arguments, Content, InputForm, RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import TemplateRunner
 from chatmill.render.jinja.rendering import Rendering
 
 PRINTED_PART = re.compile(r"""[{,] *['"]text['"]: *['"]""")
@@ -26,7 +26,7 @@ WITH_CALLS = ((USER, CALLING), (USER, CALLING, RESULT), (USER, CALLING, RESULT, 
 ANSWERED = (PLAIN, (*PLAIN, Message(Role.USER, "Q-two?"), Message(Role.ASSISTANT, "A-two.")))
 
 
-def probed_form(renderers: Sequence[Renderer], words: Collection[str]) -> InputForm:
+def probed_form(renderers: Sequence[TemplateRunner], words: Collection[str]) -> InputForm:
     """Return the input that shows all of a conversation with calls: strings before objects, null before empty.
 
     `renderers` run the template under each choice of its options; `words` are those in its text.
@@ -48,7 +48,7 @@ def probed_form(renderers: Sequence[Renderer], words: Collection[str]) -> InputF
     return best
 
 
-def _shows(messages: Sequence[Message], form: InputForm, renderers: Sequence[Renderer]) -> bool:
+def _shows(messages: Sequence[Message], form: InputForm, renderers: Sequence[TemplateRunner]) -> bool:
     """Return whether the first rendering that the template does not refuse shows all texts of a probe as they are."""
     view = RecordView(Conversation(tuple(messages)), form)
     for renderer in renderers:
@@ -72,7 +72,7 @@ def _texts_of(message: Message) -> list[str]:
 
 
 def habitual_stop(
-    renderers: Sequence[Renderer], form: InputForm, stops: re.Pattern[str], specials: re.Pattern[str]
+    renderers: Sequence[TemplateRunner], form: InputForm, stops: re.Pattern[str], specials: re.Pattern[str]
 ) -> str | None:
     """Return a special token that the template writes after every answer, where no known stop is."""
     stops_seen: set[str | None] = set()

@@ -72,7 +72,7 @@ class Sandboxes(NamedTuple):
     plain: PlainSandbox
 
 
-class Renderer:
+class TemplateRunner:
     """Runs one template under fixed options."""
 
     def __init__(

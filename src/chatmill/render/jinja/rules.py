@@ -265,7 +265,7 @@ def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
 def renderings_of(
     speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None, *, with_apart: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the renderings that answers are found by, as in `Renderer.many`, F last; and which are those of answers.
+    """Return the renderings that answers are found by, as in `TemplateRunner.many`; and which are of answers.
 
     An answer has a message, and the numbers of A(i - 1), P(i), A(i), of A(i) with its probes, and of P(i) with its own
     turn, which has `APART` for a probe; -1 for none.

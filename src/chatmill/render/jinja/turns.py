@@ -9,7 +9,7 @@ from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.as_sampled import SampledAnswers
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Refusal, Renderer
+from chatmill.render.jinja.renderer import Refusal, TemplateRunner
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.segments import Cursor, Window
@@ -21,7 +21,7 @@ class Turns:
     """P(i), A(i), F and the answers of a conversation as texts, made when they are asked for."""
 
     def __init__(
-        self, renderer: Renderer, view: RecordView, stops: StopTokens, as_sampled: SampledAnswers | None = None
+        self, renderer: TemplateRunner, view: RecordView, stops: StopTokens, as_sampled: SampledAnswers | None = None
     ) -> None:
         """`view` is the conversation as the template sees it; `as_sampled` as in `Answers`."""
         self._renderer, self.view, self._stops, self._as_sampled = renderer, view, stops, as_sampled
