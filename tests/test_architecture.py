@@ -56,9 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditor": MIDDLE | {"look", "console"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
+    "rollouts": {"core", "tokenizer", "render"},
     "__main__": {"cli"},
     "cli": MIDDLE
-    | {"__init__", "console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron"},
+    | {"__init__", "console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron"}
+    | {"rollouts"},
 }
 TORCH_ROOMS = {"train", "megatron", "torchtitan"}
 TORCH_FILES = {"load/collate.py", "load/reference_kernels.py"}
@@ -140,4 +142,6 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 rooms.setdefault(node.name, set()).add(room_of(path))
-    assert [(name, where) for name, where in rooms.items() if len(where) > 1] == []
+    # spec 10 fixes the name of what sampled ids say; render has the place of an answer in a rendering
+    shared = {"Answer": {"render", "rollouts"}}
+    assert [(name, where) for name, where in rooms.items() if len(where) > 1 and where != shared.get(name)] == []

@@ -80,6 +80,10 @@ PUBLIC: dict[str, str] = {
     "SpanLoss": "train.losses",
     "span_normalized_loss": "train.losses",
     "teacher_losses": "train.losses",
+    # rollouts
+    "ExtensionRefused": "rollouts.types",
+    "Renderer": "rollouts.renderer",
+    "Rollout": "rollouts.types",
     # proofs
     "check_isolation": "train.isolation",
 }
