@@ -1,0 +1,1 @@
+"""Adapters: renderers in the classes and functions that other packages take."""
