@@ -25,7 +25,7 @@ SampleMany = Callable[[list[list[int]]], Sequence[Sample]]
 """Samples an answer for each list of prompt ids."""
 
 
-class Episode:
+class AgentEpisode:
     """One conversation between a model and its tools.
 
     Attributes:
@@ -84,7 +84,7 @@ class Episode:
     def columns(self) -> dict[str, list[Any]]:
         """Return one sequence: the first prompt, everything after it, and which of that was sampled.
 
-        Only episodes whose prompts extend one another have one; those of `Episode` do.
+        Only episodes whose prompts extend one another have one; those of `AgentEpisode` do.
         """
         first = self._prompts[0]
         completion: list[int] = []
@@ -98,7 +98,7 @@ class Episode:
         return {"prompt_ids": list(first), "completion_ids": completion, "logprobs": logprobs, "mask": mask}
 
 
-def run_episodes(episodes: Sequence[Episode], sample: SampleMany, max_calls: int) -> None:
+def run_episodes(episodes: Sequence[AgentEpisode], sample: SampleMany, max_calls: int) -> None:
     """Run episodes side by side until all are over, or have had so many calls."""
     for _ in range(max_calls):
         running = [episode for episode in episodes if not episode.is_over]

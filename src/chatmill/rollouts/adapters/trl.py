@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chatmill.rollouts.episodes import Episode, RunTool, Sample, run_episodes
+from chatmill.rollouts.episodes import AgentEpisode, RunTool, Sample, run_episodes
 from chatmill.rollouts.renderer import Renderer
 
 SampleWithTrainer = Callable[[list[list[int]], Any], Sequence[Sample]]
@@ -34,7 +34,7 @@ def rollout_func(
     """
 
     def run(prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
-        episodes = [Episode(renderer, prompt, tools, run_tool or _no_tool) for prompt in prompts]
+        episodes = [AgentEpisode(renderer, prompt, tools, run_tool or _no_tool) for prompt in prompts]
         run_episodes(episodes, lambda ids: sample(ids, trainer), max_calls)
         columns = [episode.columns() for episode in episodes]
         return {
