@@ -354,9 +354,12 @@ class Prefetch:
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, Future[bool]] = {}
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def want(self, paths: Sequence[Path]) -> None:
         """Begin to fetch files; an error shows when the file is read, which fetches it once more."""
+        if self._process != os.getpid():  # a forked process has none of the threads
+            self.__init__(self.most)  # type: ignore[misc]
         with self._lock:
             self._running = {name: future for name, future in self._running.items() if not future.done()}
             room = self.most

@@ -35,6 +35,15 @@ class SamplingMode(StrEnum):
     """Each episode once per epoch."""
 
 
+class RowOrder(StrEnum):
+    """How the rows of an epoch are shuffled."""
+
+    GLOBAL = "global"
+    """Over the whole dataset, all of which is needed at a time."""
+    WINDOWS = "windows"
+    """Shards are permuted, then rows inside windows of some shards: each shard is read once an epoch."""
+
+
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
 Count = Annotated[int, Meta(ge=1)]
 LEFT_OUT: Any = None
@@ -60,6 +69,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     pad_token_id: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
     """None: the tokenizer's eos id."""
     episode_min_tokens: Count = 2
+    order: RowOrder = RowOrder.GLOBAL
+    window: Count = 16
+    """Shards of a window, for `order: windows`."""
+    prefetch: Annotated[int, Meta(ge=0)] | None = None
+    """Bytes of a remote dataset that are fetched ahead; None: this window and the next one."""
     pack: bool = False
     """Several episodes in a row."""
     packing_strategy: str | None = None

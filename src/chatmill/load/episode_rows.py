@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from numpy.typing import NDArray
 from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
+from chatmill.files.remote import stored_size
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
-from chatmill.load.config import TrainingConfig
+from chatmill.load.config import RowOrder, SamplingMode, TrainingConfig
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
 from chatmill.load.teacher import teacher_tensors, whole_teacher
+from chatmill.load.windows import EpochPlan, ShardPrefetch, mean_distance, plan_windows, refuse_small_cache
 from chatmill.pack.plan import Strategy, plan
+from chatmill.store.episode_layout import MASK, TOKENS
+from chatmill.store.episode_manifest import BRANCHES, KINDS, LOGPROBS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
@@ -80,21 +85,83 @@ class EpisodeRows(Rows):
             self._lengths: Ints = np.minimum(lengths if self._valid is None else lengths[self._valid], width)
             shortest = np.sort(self._lengths)[:width]
             self.most_documents = int(np.searchsorted(np.cumsum(shortest), width, side="right"))
-        self._plans: Recent[tuple[Ints, Ints, Ints]] = Recent(self._plan)
+        self.window = config.window if config.order is RowOrder.WINDOWS else None
+        """Shards of a window; None for rows in a global order."""
+        if self.window is not None:
+            if config.batch_sampling_mode is SamplingMode.RANDOM:
+                raise ConfigError("order=windows is for epochs: rows drawn at random need the whole dataset at a time")
+            self.order_facts = {**self.order_facts, "order": str(RowOrder.WINDOWS), "window": self.window}
+            self._lengths = np.minimum(lengths if self._valid is None else lengths[self._valid], width)
+        self._plans: Recent[EpochPlan] = Recent(self._plan)
+        self._prepare_cache(config.prefetch)
 
-    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """The episodes row after row (counted among those that are read), where rows begin, and the order of rows."""
+    def _prepare_cache(self, prefetch: int | None) -> None:
+        """Compare what the rows need of a remote dataset with the limit of the cache, and begin to fetch it."""
+        self._prefetch: ShardPrefetch | None = None
+        shards = range(len(self.dataset.shards))
+        sizes = [sum(stored_size(file) or 0 for file in self.shard_files(shard)) for shard in shards]
+        if any(sizes):
+            refuse_small_cache(self.name, sizes, self.window)
+            self._prefetch = ShardPrefetch(self.epoch_plan, self.shard_files, self.dataset.release, prefetch)
+            if self.window is None:
+                self._prefetch.fetch_all(len(shards))
+
+    def shard_files(self, shard: int) -> list[Path]:
+        """Return the large files of a shard that its rows are laid from."""
+        wanted = {
+            TOKENS: True,
+            MASK: self.has_masks and self._policy is None,
+            KINDS.file: self._policy is not None,
+            LOGPROBS.file: self._gives_logprobs,
+            BRANCHES.file: self.has_trees,
+            BRANCHES.offsets_file: self.has_trees,
+        }
+        return [self.dataset.shards[shard].folder / name for name, is_read in wanted.items() if is_read]
+
+    def select(self, epoch: int, first: int, count: int) -> Ints:
+        """Rows `first` up to `first + count - 1` in the order of an epoch; those after them are fetched meanwhile."""
+        if self._prefetch is not None and self.window is not None:
+            self._prefetch.at(epoch, first)
+        return super().select(epoch, first, count)
+
+    def rows_apart(self) -> float:
+        """Return by how many rows two documents of one shard are apart, on average, in the first epoch."""
+        numbers, counts = self.documents(0, self._orders.get(0))
+        shards = np.searchsorted(self.dataset.episode_offsets, numbers, side="right") - 1
+        return mean_distance(shards, np.repeat(np.arange(len(counts)), counts))
+
+    def epoch_plan(self, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch: the last ones are kept."""
+        return self._plans.get(epoch)
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        """Plan the rows of an epoch; episodes are counted among those that are read."""
+        if self.window is not None:
+            starts = self.dataset.episode_offsets
+            return plan_windows(
+                self._lengths,
+                starts if self._valid is None else np.searchsorted(self._valid, starts),
+                window=self.window,
+                width=self.width,
+                strategy=self.strategy,
+                seed=self.seed + epoch if self.shuffle else None,
+            )
         assert self.strategy is not None
         if not self.shuffle:
             packing = plan(self._lengths, self.width, self.strategy)
-            return packing.order, packing.bin_offsets, np.arange(packing.bins)
+            return EpochPlan(order=packing.order, offsets=packing.bin_offsets, rows=np.arange(packing.bins))
         generator = random_state(self.seed + epoch)
         order = generator.permutation(self.episodes)
         packing = plan(self._lengths[order], self.width, self.strategy)
-        return order[packing.order], packing.bin_offsets, generator.permutation(packing.bins)
+        rows = generator.permutation(packing.bins)
+        return EpochPlan(order=order[packing.order], offsets=packing.bin_offsets, rows=rows)
+
+    @property
+    def _is_planned(self) -> bool:
+        return self.strategy is not None or self.window is not None
 
     def _order(self, epoch: int) -> Ints:
-        return super()._order(epoch) if self.strategy is None else self._plans.get(epoch)[2]
+        return self._plans.get(epoch).rows if self._is_planned else super()._order(epoch)
 
     def policy_losses(self) -> list[str]:
         """Sentences about what a policy at load cannot see: kinds hold neither weights nor whole records."""
@@ -136,15 +203,15 @@ class EpisodeRows(Rows):
 
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: the episodes, or the packed rows."""
-        return self.episodes if self.strategy is None else len(self._plans.get(epoch)[2])
+        return self.episodes if self.strategy is None else len(self._plans.get(epoch).rows)
 
     def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
         """The episodes in some rows, one row after the other, as numbers in the dataset; and how many each row has."""
         counts = np.ones_like(rows)
-        if self.strategy is not None:
-            order, borders, _ = self._plans.get(epoch)
-            counts = borders[rows + 1] - borders[rows]
-            rows = order[ranges(borders[rows], counts)]
+        if self._is_planned:
+            planned = self._plans.get(epoch)
+            counts = planned.offsets[rows + 1] - planned.offsets[rows]
+            rows = planned.order[ranges(planned.offsets[rows], counts)]
         return rows if self._valid is None else self._valid[rows], counts
 
     def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:

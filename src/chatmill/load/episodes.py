@@ -45,6 +45,9 @@ class GPTEpisodeDataLoader(BatchLoader):
         epoch_seed: int | None = None,
         pad_token_id: int | None = None,
         episode_min_tokens: int | None = None,
+        order: str | None = None,
+        window: int | None = None,
+        prefetch: int | None = None,
         device: Any = None,
         pack: bool = False,
         packing_strategy: str | None = None,
@@ -60,6 +63,9 @@ class GPTEpisodeDataLoader(BatchLoader):
 
         Of episodes longer than a row the first tokens are read; what is lost is counted and logged as a warning.
 
+        - `order`, `window`: `windows` permutes shards, and rows inside windows of `window` shards, so that each shard
+          is read once an epoch; `global` (the default) permutes all rows, and needs the whole dataset at a time.
+        - `prefetch`: bytes of a dataset at a URL that are fetched ahead; default: this window and the next one.
         - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the
           build, else best_fit.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
@@ -80,6 +86,9 @@ class GPTEpisodeDataLoader(BatchLoader):
             "epoch_seed": epoch_seed,
             "pad_token_id": pad_token_id,
             "episode_min_tokens": episode_min_tokens,
+            "order": order,
+            "window": window,
+            "prefetch": prefetch,
             "pack": pack or None,
             "packing_strategy": packing_strategy,
             "policy": policy,
@@ -138,6 +147,7 @@ class GPTEpisodeDataLoader(BatchLoader):
             "episodes_cut": len(long),
             "tokens_left_out": int((lengths[long] - rows.width).sum()) + int(lengths[short].sum()),
             "trained_tokens_left_out": trained_tokens_cut(rows),
+            "rows_apart": rows.rows_apart(),
             "rows_left_out": 0 if self.is_endless() else self.rows_left_out(split),
         }
 
@@ -223,6 +233,15 @@ def _report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, st
             raise ConfigError(message)
         warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
     for split, rows in opened.items():
+        if rows.window is not None:
+            log.info(
+                "[EpisodeLoader] split=%s order=windows window=%d: documents of one shard are %s rows apart "
+                "on average, and about %s in a global order",
+                split,
+                rows.window,
+                f"{rows.rows_apart():,.0f}",
+                f"{rows.rows_of(0) / 3:,.0f}",
+            )
         for sentence in rows.policy_losses():
             log.warning("[EpisodeLoader] split=%s: %s", split, sentence)
         warn_of_long_episodes(rows, f"[EpisodeLoader] split={split}")
