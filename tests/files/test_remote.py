@@ -58,28 +58,34 @@ def files_in(cache_folder: Path) -> set[str]:
     return {path.name for path in (cache_folder / cache.FILES).rglob("*") if path.is_file()}
 
 
-def test_commands_print_the_same_of_a_url_and_of_a_folder(built: Path, tmp_path: Path) -> None:
+def assert_commands_print_the_same(built: Path, address: str, tmp_path: Path) -> None:
+    commands = (["verify", "--json"], ["stats", "--json"], ["stats"], ["export", "--to", "parquet", "--json"])
+    commands += (["inspect", "-n", "2"],)
+    for arguments in commands:
+        command, *options = arguments
+        said = []
+        for number, place in enumerate((str(built), address)):
+            out = ["--out", str(tmp_path / f"out{number}")] if command == "export" else []
+            done = here(command, place, *options, *out)
+            assert done.returncode == 0, done.stderr
+            said.append(done.stdout.replace(f"out{number}", "out").replace(place, "ADDRESS"))
+        if command == "verify":
+            said = [json.dumps({**json.loads(text), "seconds": 0}) for text in said]
+        assert said[0] == said[1]
+    same = here("diff", str(built), address)
+    assert same.returncode == 0, same.stderr
+    assert f"B {address}" in same.stdout
+
+
+def test_commands_print_the_same_of_a_url_and_of_a_folder(built: Path, url: str, tmp_path: Path) -> None:
+    assert_commands_print_the_same(built, url, tmp_path)
+
+
+@pytest.mark.slow
+def test_commands_print_the_same_of_a_server_of_s3_and_write_no_key(built: Path, tmp_path: Path) -> None:
     with s3_server() as bucket:
         put_folder(built, f"{bucket}/built")
-        for arguments in (
-            ["verify", "--json"],
-            ["stats", "--json"],
-            ["stats"],
-            ["export", "--to", "parquet", "--json"],
-        ):
-            command, *options = arguments
-            said = []
-            for number, address in enumerate((str(built), f"{bucket}/built")):
-                out = ["--out", str(tmp_path / f"out{number}")] if command == "export" else []
-                done = here(command, address, *options, *out)
-                assert done.returncode == 0, done.stderr
-                said.append(done.stdout.replace(f"out{number}", "out").replace(address, "ADDRESS"))
-            if "--json" in options and command == "verify":
-                said = [json.dumps({**json.loads(text), "seconds": 0}) for text in said]
-            assert said[0] == said[1]
-        same = here("diff", str(built), f"{bucket}/built")
-        assert same.returncode == 0, same.stderr
-        assert f"B {bucket}/built" in same.stdout
+        assert_commands_print_the_same(built, f"{bucket}/built", tmp_path)
         for secret in (KEY, SECRET):
             assert secret not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
 
