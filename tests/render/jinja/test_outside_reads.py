@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jinja2
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError
+from chatmill.label.presets import find_policy
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand
-from chatmill.render.render import render
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.render import Rendered, render
 from tests.render.jinja.at_hand import of_text, rendered_like_plain_jinja
 
 CALLS = (
@@ -258,13 +261,37 @@ ORDERS = {
 }
 
 
-def written_by_transformers(text: str, messages: list[dict[str, Any]]) -> str | None:
+def written_by_transformers(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -> str | None:
     """What transformers writes, or None where the template fails."""
     try:
-        (rendered,), _ = render_jinja_template([messages], chat_template=text)
+        (rendered,), _ = render_jinja_template([messages], chat_template=text, add_generation_prompt=prompt)
     except (jinja2.TemplateError, TypeError):
         return None
     return str(rendered)
+
+
+def answers_by_transformers(text: str, messages: list[dict[str, Any]]) -> dict[str, str | None]:
+    """What a model answers to each prompt, through its stop; None where history has another prompt."""
+    answers: dict[str, str | None] = {}
+    for index, message in enumerate(messages):
+        prompt = written_by_transformers(text, messages[:index], prompt=True)
+        ended = written_by_transformers(text, messages[: index + 1])
+        if message["role"] != "assistant" or prompt is None or ended is None:
+            continue
+        answer, stop, _ = ended[len(prompt) :].partition("<|im_end|>")
+        answers[prompt] = answer + stop if ended.startswith(prompt) else None
+    return answers
+
+
+def trained_of(rendered: Rendered, place: int, template: ModelTemplate) -> list[tuple[str, str]]:
+    """What is trained of a row: each answer with all that is before it."""
+    weights = find_policy("assistant").document_weights(rendered.tokens, rendered.kept)
+    first, last = rendered.tokens.offsets[place : place + 2].tolist()
+    is_trained = rendered.tokens.per_token(weights)[first:last] > 0
+    ids = rendered.tokens.ids[first:last]
+    edges = np.flatnonzero(np.diff(is_trained, prepend=False, append=False)).tolist()
+    decode = template.tokenizer.decode
+    return [(decode(ids[:start]), decode(ids[start:stop])) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def records_of(conversations: list[list[dict[str, Any]]]) -> list[Conversation]:
@@ -295,6 +322,10 @@ def differences(text: str, conversations: list[list[dict[str, Any]]], expand: Ex
             is_equal = any(one is not None and one.startswith(row.removesuffix("\n")) for one in wanted)
         if not is_equal:
             wrong.append(f"record {index}: {row!r} where transformers writes {wanted[-1]!r}")
+        answers = {} if expand is Expand.NONE else answers_by_transformers(text, messages)
+        for prompt, answer in trained_of(rendered, place, template) if answers else ():
+            if prompt not in answers or answers[prompt] not in (answer, None):
+                wrong.append(f"record {index}: {answer!r} is trained after {prompt!r}")
     return wrong
 
 
