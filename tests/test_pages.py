@@ -63,6 +63,7 @@ PAGES = {
     "recipes/pytorch.md": Page(4, 0, ("loss ", "\nTrue 0.0\n"), **BUILT),
     "recipes/trl.md": Page(1, 0, ("\nloss ",), **BUILT),
     "sampled.md": Page(10, 8),
+    "agents.md": Page(2, 7),
     "pairs.md": Page(2, 4),
     "teachers.md": Page(3, 4),
     "pictures.md": Page(2, 1, ("[image 200x64,",), given=PICTURES),

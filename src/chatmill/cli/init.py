@@ -59,6 +59,8 @@ def command(
 
 def _show(look: FirstLook, path: Path) -> None:
     from chatmill.core.conversations import unused_sentence
+    from chatmill.read.agents.lacking import lacking_lines
+    from chatmill.read.places import place
     from chatmill.read.shapes import find_shape
 
     table = plain_table("file", "shape", right=("records", "bad"))
@@ -75,6 +77,9 @@ def _show(look: FirstLook, path: Path) -> None:
     )
     for sentence in look.gate_choices():
         console.print(sentence, soft_wrap=True, style="yellow")
+    for file in look.files:
+        for line in lacking_lines(place(file.path), file.shape):
+            console.print(visible(line), soft_wrap=True, style="yellow")
     if look.unused:
         console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
     for sentence in look.own_template:

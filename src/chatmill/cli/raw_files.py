@@ -17,13 +17,14 @@ from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.build import recipe_of_options
+from chatmill.compiler.agent_sources import agent_options
 from chatmill.compiler.histories import History, render_after
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.repairs import render_repaired
 from chatmill.console import plain_console
 from chatmill.core.conversation import Conversation
-from chatmill.core.conversations import Conversations, unused_fields, unused_sentence
+from chatmill.core.conversations import LACKS, Conversations, unused_fields, unused_sentence
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import common_length
 from chatmill.core.words import counted
@@ -37,6 +38,8 @@ from chatmill.look.safe_text import visible
 from chatmill.look.stats_view import role_table
 from chatmill.look.terminal import screen, show
 from chatmill.prove.rows import PlainRow
+from chatmill.read.agents.branches import AgentOptions
+from chatmill.read.agents.lacking import lacking_lines
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
@@ -62,8 +65,11 @@ def show_conversations(
 ) -> None:
     """Read, render, label and show some conversations of a file; `keys` are those of a recipe."""
     errors: list[RecordError] = []
-    source = ConversationFile(file, shape=shape, on_error=errors.append, preferences=keys.get("preferences"))
     recipe = recipe_of(recipe_of_options([file], keys, shape))
+    agent = agent_options(recipe.sources[0])
+    source = ConversationFile(
+        file, shape=shape, on_error=errors.append, preferences=keys.get("preferences"), agent=agent
+    )
     kind = find_template(recipe.template)
     chosen = find_policy(recipe.policy or kind.default_policy)
     conversations = list(itertools.islice(source, start, start + examples))
@@ -90,8 +96,7 @@ def show_conversations(
         _print_json(shown)
     else:
         _print_heading(source, bound, chosen.name, loaded)
-        if sentence := unused_sentence(unused_fields(conversations)):
-            plain_console().print(visible(sentence), style="yellow")
+        _print_missing(source, conversations, agent)
         _print_changes(conversations, changes)
         for line in drift_lines(read, bound, history):
             plain_console(soft_wrap=True).print(visible(line), style="yellow")
@@ -103,6 +108,17 @@ def show_conversations(
                 title += f" in {counted(len(kept), 'document')}"
             show(console, [Text(), role_table(title, rendered.tokens, weights, width=console.width)])
     _finish(errors, len(shown))
+
+
+def _print_missing(source: ConversationFile, conversations: list[Conversation], agent: AgentOptions) -> None:
+    """Say which fields are not used, and what the file of an agent does not hold."""
+    unused = unused_fields(conversations)
+    lacking = list(lacking_lines(source.path, source.shape.name, agent))
+    for name in [name for name in unused if name.startswith(LACKS)]:
+        del unused[name]
+    sentence = unused_sentence(unused)
+    for line in [*lacking, sentence] if sentence else lacking:
+        plain_console(soft_wrap=True).print(visible(line), style="yellow")
 
 
 def _print_changes(conversations: list[Conversation], changes: dict[int, Counter[str]]) -> None:

@@ -13,6 +13,7 @@ from chatmill.compiler.cuts import ChunkCut
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.checksums import INPUT_HASH
 from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.ranges import Chunk
 
 
@@ -71,6 +72,8 @@ class InputScan:
     copy: str = ""
     """The copy of a file that is not on this machine; see `fetch_jobs.py`."""
     known: KnownFile | None = None
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    """What the source says of files that agents left."""
 
     @property
     def data(self) -> str:

@@ -17,6 +17,7 @@ from chatmill.compiler.histories import History
 from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
+from chatmill.read.agents.branches import UnknownPrompt
 from chatmill.read.field_maps import map_text
 from chatmill.read.picks import Pick
 from chatmill.read.where import parse_where
@@ -94,6 +95,12 @@ class Source(_Strict, frozen=True, kw_only=True):
     """What is left of a conversation in the prompt of an answer, as where the model is served; absent: all of it."""
     max_records: Annotated[int, Meta(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
+    tools_file: str | None = None
+    """File with a JSON list of tool definitions, for runs of agents whose files have none."""
+    system_file: str | None = None
+    """File with the system prompt, for runs of agents whose files have none."""
+    unknown_prompt: UnknownPrompt = UnknownPrompt.REFUSE
+    """What happens to answers of agents whose exact prompt the file does not hold."""
 
     def __post_init__(self) -> None:
         """Check the expression."""

@@ -26,8 +26,8 @@ from chatmill.core import checksums
 from chatmill.core.checksums import Hash, TreeDigest, tree_digest
 from chatmill.read import lines
 from chatmill.read.conversations import DETECT_RECORDS
-from chatmill.read.file_format import FileFormat, file_format
-from chatmill.read.files import Raw, batch_records, decode_line, parquet_batches, parquet_groups
+from chatmill.read.file_format import FileFormat
+from chatmill.read.files import Raw, batch_records, decode_line, parquet_batches, parquet_groups, read_format
 from chatmill.read.lines import is_packed, line_too_long, numbered_lines
 from chatmill.read.places import place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, spooled_batches
@@ -43,6 +43,8 @@ BLOCK = 1 << 20
 """Bytes that are read at a time."""
 FEW_BYTES = 1 << 16
 """Of the rows that are decoded to find the shape of a Parquet file."""
+LINE_FORMS = (FileFormat.JSONL, FileFormat.JSON, FileFormat.AGENT)
+"""Formats whose records are lines, of the file or of its spool."""
 ANY_SHAPE = "openai"
 """The shape of a file whose records need none, since none can be decoded or they are no conversations."""
 
@@ -180,8 +182,8 @@ def _scanned(part: ScanPart) -> PartScan:
     blocks = b""
     head = None
     with called_as_named(scan):
-        form = file_format(Path(scan.data)) if part.start == 0 else None
-        if part.is_json and form is not FileFormat.JSON:
+        form = read_format(Path(scan.data), scan.shape) if part.start == 0 else None
+        if part.is_json and form not in (FileFormat.JSON, FileFormat.AGENT):
             cutter = LineCutter(scan.chunk_bytes, lines.LINE_LIMIT, part.start, part.stop)
         if scan.known is None or (cutter is not None and not scan.known.cuts):
             blocks = _read(part, cutter)
@@ -232,7 +234,7 @@ def _head(part: ScanPart, form: FileFormat, blocks: bytes, *, is_cut_here: bool)
     if is_cut_here:
         if scan.known is not None and scan.known.cuts:
             cuts = scan.known.cuts
-    elif form in (FileFormat.JSONL, FileFormat.JSON):
+    elif form in LINE_FORMS:
         data, cuts = spooled_lines(scan, form, _whole_digest(part, blocks))
     else:
         data, cuts = _cut_rows(part, form, blocks)
@@ -281,7 +283,7 @@ def _cut_rows(part: ScanPart, form: FileFormat, blocks: bytes) -> tuple[Path, Se
 def _shape_of(scan: InputScan, form: FileFormat, data: Path, cuts: Sequence[ChunkCut] | None) -> str:
     """Return the shape that the first records that can be decoded have, as `ConversationFile` finds it."""
     records: Iterable[Raw]
-    if form in (FileFormat.JSONL, FileFormat.JSON):
+    if form in LINE_FORMS:
         records = (decode_line(line, "") for _, line in numbered_lines(data))
     elif data.suffix == ".arrow" and cuts is not None:
         streams = (spooled_batches(data, cut.start) for cut in cuts)
@@ -301,7 +303,7 @@ def _joined(parts: Sequence[ScanPart], found: Sequence[PartScan]) -> ScannedInpu
     assert head is not None
     cuts = _numbered(scan, found) if head.cuts is None else list(head.cuts)
     digest = tree_digest(b"".join(one.blocks for one in found)) if scan.known is None else scan.known.digest
-    kind = ChunkKind.LINES if head.form in (FileFormat.JSONL, FileFormat.JSON) else ChunkKind.ROWS
+    kind = ChunkKind.LINES if head.form in LINE_FORMS else ChunkKind.ROWS
     total = sum(cut.count for cut in cuts)
     source = scan.source if scan.source is not None else path.name.split(".")[0]
     chunks = [
@@ -310,7 +312,7 @@ def _joined(parts: Sequence[ScanPart], found: Sequence[PartScan]) -> ScannedInpu
             source=source,
             shape=head.shape,
             kind=kind,
-            is_list=head.form is FileFormat.JSON,
+            is_list=head.form in (FileFormat.JSON, FileFormat.AGENT),
             data=head.data,
             start=cut.start,
             stop=cut.stop,

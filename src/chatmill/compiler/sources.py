@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chatmill.compiler.agent_sources import agent_options
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.fetch_jobs import fetched
@@ -21,6 +22,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.compiler.scan_jobs import scan_inputs
 from chatmill.errors import ChatmillError
+from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.file_format import FileFormat
 from chatmill.read.places import is_elsewhere, place
 from chatmill.read.shapes import find_shape
@@ -44,6 +46,8 @@ class SourcePlan:
     """Lines or rows of each source that its `max_records` leaves out."""
     base: Path | None = None
     """The folder that relative names start from; None: the current one."""
+    agents: tuple[AgentOptions, ...] = ()
+    """What the source of each file says of files that agents left."""
 
 
 def plan_sources(
@@ -62,6 +66,7 @@ def plan_sources(
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
         shape = None if source.shape is None else find_shape(source.shape).key
+        agent = agent_options(source, base)
         for path in _files_of(source, base):
             FileFormat.of(place(path))  # refuses unknown endings before any file is fetched or read
             home = os.getcwd() if base is None else str(base)
@@ -73,6 +78,7 @@ def plan_sources(
                     source=source.name,
                     shape=shape,
                     preferences=recipe.preferences,
+                    agent=agent,
                 )
             )
             owners.append(number)
@@ -106,6 +112,7 @@ def plan_sources(
         chunks=chunks,
         capped=capped,
         base=base,
+        agents=tuple(scan.agent for scan in scans),
     )
 
 

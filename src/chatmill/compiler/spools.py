@@ -6,6 +6,7 @@ all, and its name says which bytes it holds.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +17,9 @@ from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter, stream_cuts
 from chatmill.compiler.inputs import InputScan
 from chatmill.core.publish import storing, whole_file
 from chatmill.read import lines
+from chatmill.read.agents.registry import options_key
 from chatmill.read.file_format import FileFormat
-from chatmill.read.files import list_entries
+from chatmill.read.files import agent_raws, list_entries
 from chatmill.read.lines import line_too_long, open_bytes
 from chatmill.read.places import place
 
@@ -30,8 +32,14 @@ def spooled_lines(scan: InputScan, form: FileFormat, digest: str) -> tuple[Path,
 
     A line over the limit ends it while it is unpacked, so that no packed file can fill the disk with one line.
     """
-    is_list = form is FileFormat.JSON
-    cutter = LineCutter(scan.chunk_bytes, sys.maxsize if is_list else lines.LINE_LIMIT)
+    blocks = _unpacked
+    name = f"{digest}-{form}.jsonl"
+    if form is FileFormat.JSON:
+        blocks = _listed
+    elif form is FileFormat.AGENT:
+        blocks = _agent_lines
+        name = f"{digest}-{options_key(scan.agent, place(scan.path).name)}-{scan.shape or ''}.jsonl"
+    cutter = LineCutter(scan.chunk_bytes, lines.LINE_LIMIT if form is FileFormat.JSONL else sys.maxsize)
 
     def cut(block: bytes) -> None:
         cutter.feed(block)
@@ -40,13 +48,13 @@ def spooled_lines(scan: InputScan, form: FileFormat, digest: str) -> tuple[Path,
 
     def write(spool: Path) -> None:
         with spool.open("wb") as out:
-            for block in _listed(scan) if is_list else _unpacked(Path(scan.data)):
+            for block in blocks(scan):
                 cut(block)
                 out.write(block)
 
-    plain, is_new = _spooled(scan, f"{digest}-{form}.jsonl", write)
+    plain, is_new = _spooled(scan, name, write)
     if not is_new:
-        for block in _unpacked(plain):
+        for block in _file_blocks(plain):
             cut(block)
     return plain, cutter.finish()
 
@@ -60,7 +68,11 @@ def spooled_rows(scan: InputScan, batches: Iterable[Any], digest: str) -> tuple[
     return plain, stream_cuts(plain)
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _unpacked(scan: InputScan) -> Iterator[bytes]:
+    return _file_blocks(Path(scan.data))
+
+
+def _file_blocks(path: Path) -> Iterator[bytes]:
     """The unpacked bytes of a file; a generator, so that an error in writing them does not pass for one in reading."""
     step = min(BLOCK, lines.LINE_LIMIT)
     with open_bytes(path) as stream:
@@ -70,10 +82,26 @@ def _unpacked(path: Path) -> Iterator[bytes]:
 
 def _listed(scan: InputScan) -> Iterator[bytes]:
     """The entries of a JSON list, each as a line: a line end between the parts of an entry is as good as a blank."""
-    data = b"".join(_unpacked(Path(scan.data)))
+    data = b"".join(_unpacked(scan))
     block = bytearray()
     for entry in list_entries(data, place(scan.path)):
         block += entry.replace(b"\n", b" ") + b"\n"
+        if len(block) >= BLOCK:
+            yield bytes(block)
+            block.clear()
+    yield bytes(block)
+
+
+def _agent_lines(scan: InputScan) -> Iterator[bytes]:
+    """The records of a file that an agent left, each as a line."""
+    block = bytearray()
+    for raw in agent_raws(Path(scan.data), scan.agent, scan.shape):
+        # A lone surrogate stays the escape that it was, so that the check of the texts can name it.
+        line = json.dumps(raw.value, ensure_ascii=False)
+        try:
+            block += line.encode() + b"\n"
+        except UnicodeEncodeError:
+            block += json.dumps(raw.value).encode() + b"\n"
         if len(block) >= BLOCK:
             yield bytes(block)
             block.clear()

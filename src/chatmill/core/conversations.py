@@ -231,8 +231,19 @@ UNUSED = "unused_field "
 """Prefix of ledger notes about unused fields; the name of the field follows."""
 
 
+LACKS = "lacks "
+"""What the names of fields begin with that say what the file of an agent does not hold."""
+
+
 def unused_sentence(fields: Mapping[str, int]) -> str:
     """Name unused fields and how many records have them; empty if there are none."""
+    lacking = sorted(name.removeprefix(LACKS) for name in fields if name.startswith(LACKS))
+    first = f"Not in the files of agents: {', '.join(lacking)}. " if lacking else ""
+    fields = {name: count for name, count in fields.items() if not name.startswith(LACKS)}
+    return (first + _unused_sentence(fields)).rstrip()
+
+
+def _unused_sentence(fields: Mapping[str, int]) -> str:
     if not fields:
         return ""
     ranked = sorted(fields.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -28,8 +28,9 @@ from chatmill.core.words import counted
 from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.prove.reference import hash_share
 from chatmill.prove.report import VerifyReport
-from chatmill.read.file_format import FileFormat, file_format
-from chatmill.read.files import Raw, read_records
+from chatmill.read.agents.branches import AgentOptions
+from chatmill.read.file_format import FileFormat
+from chatmill.read.files import Raw, read_format, read_records
 from chatmill.read.groups import group_of, no_group
 from chatmill.read.lines import open_bytes
 from chatmill.read.picks import PICK
@@ -107,7 +108,8 @@ def stated_chunks(
     uncovered = Counter[str]()
     names = [file.data or file.path for file in planned.files]
     names = [name if is_elsewhere(name) else os.path.abspath(name) for name in names]  # workers may run elsewhere
-    for file, count in zip(planned.files, results_of(executor, plain_count, names), strict=True):
+    counts = [PlainCount(name, agent) for name, agent in zip(names, planned.agents, strict=True)]
+    for file, count in zip(planned.files, results_of(executor, plain_count, counts), strict=True):
         uncovered[file.source] += count
     path, done = "", 0
     for piece in chain.from_iterable(planned.chunks):
@@ -140,10 +142,25 @@ def _as_recorded(recipe: Recipe, paths: Sequence[str]) -> Recipe:
     return replace(recipe, sources=sources)
 
 
-def plain_count(name: str) -> int:
+class PlainCount(NamedTuple):
+    """The order to count the records of a file."""
+
+    name: str
+    agent: AgentOptions
+    """What its source says of files that agents left."""
+
+    @property
+    def label(self) -> str:
+        """The job in words, for messages."""
+        return f"the count of {self.name}"
+
+
+def plain_count(order: PlainCount) -> int:
     """Return the lines or rows of a file, counted in the plainest way."""
-    path = place(name)
-    match file_format(path):
+    path = place(order.name)
+    match read_format(path, order.agent.format):
+        case FileFormat.AGENT:
+            return sum(1 for _ in read_records(path, order.agent, order.agent.format))
         case FileFormat.JSONL:
             with open_bytes(path) as lines:
                 return sum(1 for _ in lines)

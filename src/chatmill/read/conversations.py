@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, UnknownNameError
+from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import Raw, read_records
 from chatmill.read.places import place
@@ -29,6 +30,7 @@ class ConversationFile:
         source: str | None = None,
         on_error: Callable[[RecordError], None] | None = None,
         preferences: str | None = None,
+        agent: AgentOptions | None = None,
     ) -> None:
         """`shape` is a name, a field map (`{"user": "question", "assistant": "answer"}`), or None to find it from the
         first records.
@@ -36,6 +38,7 @@ class ConversationFile:
         `source` names the records that do not name their own source (default: the file's name without its endings).
         A bad record raises its `RecordError`, or is handed to `on_error` and left out. `preferences="chosen"` reads the
         chosen answers of pairs, and leaves out records whose label is false; "pairs" reads both, one after the other.
+        `agent` says what is missing in files that agents left.
         """
         if preferences not in (None, *PREFERENCES):
             raise UnknownNameError("preferences", preferences, list(PREFERENCES))
@@ -43,19 +46,23 @@ class ConversationFile:
         self.path = place(path)
         self.source = source if source is not None else self.path.name.split(".")[0]
         self._on_error = on_error
+        self._agent = agent
+        self._format = shape if isinstance(shape, str) else None
+        if shape is not None and self._format is None:
+            self._format = find_shape(shape).key
         self._named = None if shape is None else _preferred(find_shape(shape), preferences)
 
     @property
     def shape(self) -> Shape:
         """The shape that was named, or the one the first records have."""
         if self._named is None:
-            readable = (raw.value for raw in read_records(self.path) if raw.error is None)
+            readable = (raw.value for raw in self._records() if raw.error is None)
             shape = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
             self._named = _preferred(shape, self._preferences)
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
-        for read in itertools.chain.from_iterable(map(self._found, read_records(self.path))):
+        for read in itertools.chain.from_iterable(map(self._found, self._records())):
             if not isinstance(read, RecordError):
                 yield from read.sides
             elif read.code == LABEL_FALSE and self._preferences is not None:
@@ -64,6 +71,9 @@ class ConversationFile:
                 raise read
             else:
                 self._on_error(read)
+
+    def _records(self) -> Iterator[Raw]:
+        return read_records(self.path, self._agent, self._format)
 
     def _found(self, raw: Raw) -> Iterator[Conversation | RecordError]:
         """Return what is in a record; no shape is looked for if it cannot be decoded."""

@@ -6,6 +6,7 @@ import json
 from enum import StrEnum
 
 from chatmill.errors import DataError, FormatError
+from chatmill.read.agents.registry import format_of_head
 from chatmill.read.lines import BOM, PACKINGS, open_bytes
 from chatmill.read.places import Place
 
@@ -41,6 +42,8 @@ class FileFormat(StrEnum):
     """One record a row."""
     TABLE = "table"
     """One record a row: CSV, TSV and Arrow."""
+    AGENT = "agent"
+    """A file that an agent left: it is read as a whole, and becomes records of conversations."""
 
     @classmethod
     def of(cls, path: Place) -> FileFormat:
@@ -60,21 +63,27 @@ _FORMATS = {
     **{f".tsv{packing}": FileFormat.TABLE for packing in PACKINGS},
     ".arrow": FileFormat.TABLE,
     ".feather": FileFormat.TABLE,
+    ".traj": FileFormat.AGENT,
 }
 SUFFIXES = tuple(_FORMATS)
 """File names that are read; `.ndjson` counts as `.jsonl`."""
 
 
-def file_format(path: Place) -> FileFormat:
+def file_format(path: Place, *, is_agent: bool = True) -> FileFormat:
     """Return the format by the ending, and for JSON by what the file begins with.
 
     A file of lines may be laid out over several ones (pretty-printed), a file that should be a list may have a record a
-    line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors.
+    line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors. `is_agent`: False for a
+    file whose records have another format than those of agents.
     """
     named = FileFormat.of(path)
+    if named is FileFormat.AGENT:
+        return named
     if named in (FileFormat.JSONL, FileFormat.JSON):
         head = head_of(path)
         check_text(head, path)
+        if is_agent and agent_format(path, head):
+            return FileFormat.AGENT
         if named is FileFormat.JSONL and is_laid_out(head):
             return FileFormat.JSON
         if named is FileFormat.JSON and is_lines(head):
@@ -82,10 +91,16 @@ def file_format(path: Place) -> FileFormat:
     return named
 
 
-def head_of(where: Place) -> bytes:
+def agent_format(path: Place, head: bytes | None = None) -> str:
+    """Return the name of the record format of an agent's file; empty for any other file."""
+    start = head_of(path) if head is None else head
+    return format_of_head(start, lambda size: head_of(path, size))
+
+
+def head_of(where: Place, size: int = HEAD) -> bytes:
     """Return the first bytes of a file, unpacked."""
     with open_bytes(where) as file:
-        return file.read(HEAD)
+        return file.read(size)
 
 
 def check_text(head: bytes, where: Place) -> None:

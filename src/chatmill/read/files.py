@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from chatmill.core.machine_limits import refuse_out_of_memory
-from chatmill.errors import DataError, RecordError
+from chatmill.errors import DataError, FormatError, RecordError
 from chatmill.json_values import decoded, decoded_slowly, refuse_constant
+from chatmill.read.agents.branches import AgentOptions
+from chatmill.read.agents.registry import AGENT_FORMATS, agent_records
 from chatmill.read.arrow_names import refuse_repeated_fields
-from chatmill.read.file_format import FileFormat, file_format
+from chatmill.read.file_format import FileFormat, agent_format, file_format
 from chatmill.read.folders import folder_files
 from chatmill.read.lines import BOM, numbered_lines, open_bytes
 from chatmill.read.places import Elsewhere, Place, place
@@ -37,14 +39,24 @@ class Raw(NamedTuple):
     error: RecordError | None = None
 
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
-    """Return the records of one file in order, or of all files of a folder; blank lines are passed over."""
+def read_records(
+    path: str | os.PathLike[str], agent: AgentOptions | None = None, shape: str | None = None
+) -> Iterator[Raw]:
+    """Return the records of one file in order, or of all files of a folder; blank lines are passed over.
+
+    Args:
+        path: The file or folder.
+        agent: What a recipe says of files that agents left.
+        shape: Record format that was named, if any.
+    """
     where = place(path)
     if isinstance(where, Path) and where.is_dir():
-        return itertools.chain.from_iterable(map(read_records, folder_files(path)))
+        return itertools.chain.from_iterable(read_records(one, agent, shape) for one in folder_files(path))
     if not where.is_file():
         raise DataError(f"no such file: {where}")
-    match file_format(where):
+    match read_format(where, shape):
+        case FileFormat.AGENT:
+            return agent_raws(where, agent, shape)
         case FileFormat.PARQUET:
             return batch_records(parquet_batches(where), where, itertools.count(1))
         case FileFormat.TABLE:
@@ -55,6 +67,27 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
             return _json_list(where)
         case FileFormat.JSONL:
             return (decode_line(line, f"{where}:{number}") for number, line in numbered_lines(where))
+
+
+def read_format(path: Place, shape: str | None) -> FileFormat:
+    """Return how a file holds records, where a record format may have been named.
+
+    The name of a format of agents makes a file one of theirs, that of another format makes it none.
+    """
+    if shape is None:
+        return file_format(path)
+    return FileFormat.AGENT if shape in AGENT_FORMATS else file_format(path, is_agent=False)
+
+
+def agent_raws(path: Place, agent: AgentOptions | None, shape: str | None) -> Iterator[Raw]:
+    """Yield the records of a file that an agent left."""
+    name = shape if shape in AGENT_FORMATS else agent_format(path)
+    if not name:
+        raise FormatError(
+            f"{path}: cannot tell which agent left it, or it is damaged; name its format: {', '.join(AGENT_FORMATS)}"
+        )
+    for number, record in enumerate(agent_records(path, name, agent), 1):
+        yield Raw(f"{path}:row {number}", record)
 
 
 def decode_line(line: bytes, where: str) -> Raw:

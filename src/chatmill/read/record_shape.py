@@ -30,6 +30,7 @@ from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.json_values import TOO_DEEP, decoded_text
+from chatmill.read.agents.branches import refusal
 from chatmill.read.files import Raw, without_nulls
 from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
@@ -174,6 +175,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             raise mistyped("a record must be an object", record, code="record_type", path="")
         record = without_nulls(record) if shape.nulls_are_absent else record
         record_id = _label(record, shape.id, code="id_type")
+        if (refused := refusal(record)) is not None:
+            raise refused
         _refuse_unfit(record, shape)
         messages, rejected, side = _sides(record, shape)
         messages = _pictured(messages, record, shape)

@@ -10,6 +10,8 @@ from typing import Any
 from chatmill.core.conversation import Role
 from chatmill.core.message_parser import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES
 from chatmill.errors import RecordError, UnknownNameError
+from chatmill.read.agents.branches import AGENT_FORMAT, RECORD_FIELDS
+from chatmill.read.agents.registry import AGENT_FORMATS
 from chatmill.read.arrow_nulls import has_arrow_nulls
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages, with_subagents
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
@@ -140,6 +142,17 @@ SYNTH_KD = Shape(
 )
 """Rows of the Harmony distillation dataset; no other file has them, so it is never detected."""
 
+AGENTS: Mapping[str, Shape] = {
+    name: Shape(
+        name=name,
+        lists=("messages",),
+        more_fields=RECORD_FIELDS,
+        fits=lambda r, name=name: r.get(AGENT_FORMAT) == name,  # type: ignore[misc]
+    )
+    for name in AGENT_FORMATS
+}
+"""Files of agents: what is read are the records made of them."""
+
 HINT = "A field map says what other fields are: --shape user=FIELD --shape assistant=FIELD."
 
 
@@ -157,9 +170,9 @@ def _shape(name: str) -> Shape:
             return replace(shape, name=prefix + shape.name, definition=prefix + shape.key, **change)
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
-    shapes = {**SHAPES, **PAIRS, SYNTH_KD.name: SYNTH_KD}
+    shapes = {**SHAPES, **PAIRS, **AGENTS, SYNTH_KD.name: SYNTH_KD}
     if name not in shapes:
-        raise UnknownNameError("shape", name, list(SHAPES), HINT)
+        raise UnknownNameError("shape", name, [*SHAPES, *AGENTS], HINT)
     return shapes[name]
 
 
@@ -182,7 +195,7 @@ def detect_shape(records: Sequence[object], where: str) -> Shape:
     Records that came out of Arrow have it without nulls.
     """
     objects = [record for record in records if isinstance(record, Mapping)]
-    shapes = {**PAIRS, **SHAPES}
+    shapes = {**AGENTS, **PAIRS, **SHAPES}
     counts = {name: sum(shape.fits(record) for record in objects) for name, shape in shapes.items()}
     for name, shape in shapes.items():
         if counts[name] and shape.covers:

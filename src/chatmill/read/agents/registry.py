@@ -1,0 +1,106 @@
+"""Formats of agents' files: the table, finding the format of a file, and reading one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chatmill.errors import RecordError
+from chatmill.json_values import decoded
+from chatmill.read.agents.agent_file import AgentFile
+from chatmill.read.agents.branches import AgentOptions, AgentRun, run_records
+from chatmill.read.agents.request_logs import is_request_log, read_request_log
+from chatmill.read.agents.verifiers import is_verifiers, is_verifiers_output, read_verifiers, read_verifiers_outputs
+from chatmill.read.lines import BOM, LINE_LIMIT
+from chatmill.read.places import Place
+
+VERSION = 1
+"""Of what is made of agents' files; another one makes them anew."""
+HEAD_LINES = 32
+"""Lines at the start of a file from which its format is found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFormat:
+    """One kind of file that an agent leaves."""
+
+    name: str
+    fits: Callable[[Mapping[str, Any]], bool]
+    """Whether a line, or the one value of a file, is of this kind."""
+    read: Callable[[AgentFile], Iterator[AgentRun]]
+
+
+AGENT_FORMATS: Mapping[str, AgentFormat] = {
+    one.name: one
+    for one in (
+        AgentFormat(name="verifiers", fits=is_verifiers, read=read_verifiers),
+        AgentFormat(name="verifiers_outputs", fits=is_verifiers_output, read=read_verifiers_outputs),
+        AgentFormat(name="request_log", fits=is_request_log, read=read_request_log),
+    )
+}
+"""In the order in which they are tried."""
+
+
+def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
+    """Return the name of the format that a file begins like; empty if it is none of an agent's.
+
+    Args:
+        head: First bytes of the file.
+        read_more: Returns so many first bytes, for a first line that is longer.
+    """
+    lines = head.removeprefix(BOM).split(b"\n")
+    whole = lines if len(head) < 1 << 16 else lines[:-1]
+    if not whole:
+        # Graphs with token ids have lines of many megabytes.
+        first = read_more(LINE_LIMIT).removeprefix(BOM).partition(b"\n")[0]
+        whole = [first]
+    for line in whole[:HEAD_LINES]:
+        name = _format_of_line(line)
+        if name:
+            return name
+    text = head.removeprefix(BOM).lstrip()
+    is_one_value = text.startswith(b"[") or (text.startswith(b"{") and whole[0].strip() == b"{")
+    if is_one_value:
+        return _format_of_value(read_more(LINE_LIMIT).removeprefix(BOM))
+    return ""
+
+
+def _format_of_line(line: bytes) -> str:
+    if not line.lstrip().startswith(b"{"):
+        return ""
+    return _format_of_value(line)
+
+
+def _format_of_value(data: bytes) -> str:
+    try:
+        value = decoded(data)
+    except RecordError:
+        return ""
+    entries = value[:HEAD_LINES] if isinstance(value, list) else [value]
+    for entry in entries:
+        for one in AGENT_FORMATS.values():
+            if isinstance(entry, Mapping) and one.fits(entry):
+                return one.name
+    return ""
+
+
+def agent_records(path: Place, name: str, options: AgentOptions | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of an agent's file: conversations in OpenAI's form, and refusals of what is none.
+
+    Args:
+        path: The file.
+        name: Name of its format.
+        options: What the recipe says of it.
+    """
+    options = options or AgentOptions()
+    for run in AGENT_FORMATS[name].read(AgentFile(path)):
+        yield from run_records(run, name, options)
+
+
+def options_key(options: AgentOptions, stem: str) -> str:
+    """Return a short text that is another one if the records of a file would be others."""
+    text = json.dumps([VERSION, options.as_json(), stem], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,129 @@
+"""verifiers' rollouts give the ids, masks and log-probabilities that its own code gives, and train each answer once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill import build
+from chatmill.read.conversations import ConversationFile
+from tests.read.agent_runs import DATA, codes, lacks, records_of, write_lines
+
+VERSIONS = ("0.2.0", "0.2.1", "0.3.0", "0.4.0")
+
+
+def sampled_runs(branches: list[dict[str, Any]]) -> set[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
+    """The prompt, the sampled ids and their log-probabilities of every answer, from verifiers' own branches."""
+    found = set()
+    for branch in branches:
+        ids, mask, logprobs = branch["ids"], branch["mask"], branch["logprobs"]
+        start = 0
+        while start < len(ids):
+            stop = start
+            while stop < len(ids) and mask[stop]:
+                stop += 1
+            if stop > start:
+                found.add((tuple(ids[:start]), tuple(ids[start:stop]), tuple(logprobs[start:stop])))
+            start = max(stop, start + 1)
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_prompts_sampled_ids_and_logprobs_are_those_of_its_own_branches(version: str) -> None:
+    folder = DATA / f"verifiers-{version}"
+    expected = json.loads((folder / "branches.json").read_text())
+    records = records_of(folder / "traces.jsonl")
+    for number, branches in enumerate(expected):
+        ours = Counter(
+            (tuple(message["prompt_token_ids"]), tuple(message["token_ids"]), tuple(message["logprobs"]))
+            for record in records
+            if record["session"] == f"trace-{number}"
+            for message in record["messages"]
+            if "token_ids" in message
+        )
+        theirs = sampled_runs(branches)
+        assert len(branches) > 2
+        assert set(ours) == theirs
+        assert set(ours.values()) == {1}, "an answer that several branches show is trained once"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_built_dataset_trains_every_sampled_id_once(version: str, tmp_path: Path) -> None:
+    folder = DATA / f"verifiers-{version}"
+    expected = json.loads((folder / "branches.json").read_text())
+    tokens = sum(len(ids) for branches in expected for _, ids, _ in sampled_runs(branches))
+    recipe = {
+        "sources": [{"path": str(folder / "traces.jsonl")}],
+        "tokenizer": "bytes",
+        "template": "chatml",
+        "add_control_tokens": True,
+        "expand": "tree",
+        "tree": {"group": "session"},
+        "logprobs": True,
+        "gates": {"untrained_terminators": None},
+    }
+    result = build(recipe, tmp_path / "built")
+    assert result.manifest["ledger"]["tokens"]["traces"]["assistant"]["trained"] == tokens
+
+
+def test_a_trace_names_its_reward_and_its_run() -> None:
+    (first, *_) = records_of(DATA / "verifiers-0.4.0" / "traces.jsonl")
+    assert first["reward"] == 0.5
+    assert first["session"] == "trace-0"
+    assert first["episode"] == "episode-0"
+
+
+def test_what_cannot_be_read_is_one_reason_each(tmp_path: Path) -> None:
+    good = json.loads((DATA / "verifiers-0.4.0" / "traces.jsonl").read_text().splitlines()[0])
+    (trace,) = good["traces"]
+    own = {**trace, "nodes": [{**trace["nodes"][0], "parent": 0}]}
+    late = {**trace, "nodes": [{**trace["nodes"][0], "parent": 7}]}
+    no_message = {**trace, "nodes": [{"sampled": True}]}
+    short_mask = {**trace, "nodes": [{**trace["nodes"][0], "mask": [True]}]}
+    damaged = [{**good, "traces": [one]} for one in (own, late, no_message, short_mask)]
+    failed = {**good, "traces": []}
+    path = write_lines(tmp_path / "traces.jsonl", [good, *damaged, failed, json.dumps(good)[:-40]])
+    assert codes(path) == [*["bad_trace"] * 3, "bad_token_ids", "no_sampled_answer", "invalid_json"]
+    assert (
+        len(list(ConversationFile(path, on_error=lambda error: None)))
+        == len(list(ConversationFile(DATA / "verifiers-0.4.0" / "traces.jsonl"))) // 3
+    )
+
+
+def test_traces_of_evaluations_have_no_ids_and_train_their_text(tmp_path: Path) -> None:
+    episode = json.loads((DATA / "verifiers-0.4.0" / "traces.jsonl").read_text().splitlines()[0])
+    for node in episode["traces"][0]["nodes"]:
+        node |= {"token_ids": [], "mask": [], "logprobs": []}
+    path = write_lines(tmp_path / "traces.jsonl", [episode])
+    trained = [
+        message.content
+        for one in ConversationFile(path)
+        for message in one.messages
+        if message.role == "assistant" and message.weight != 0
+    ]
+    assert sorted(trained) == sorted(["", "", "", "It is 2.", "It is 0.", "It is 7."])
+    assert lacks(path)["token ids"] == (6, 6)
+
+
+def test_saved_outputs_of_older_releases_have_calls_as_texts(tmp_path: Path) -> None:
+    call = json.dumps({"id": "c1", "name": "add", "arguments": '{"a":1}'})
+    row = {
+        "example_id": 3,
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "completion": [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+            {"role": "assistant", "content": "2"},
+        ],
+        "reward": 1.0,
+        "is_truncated": False,
+        "tool_defs": [{"name": "add", "description": "", "parameters": {"type": "object"}}],
+    }
+    (one,) = ConversationFile(write_lines(tmp_path / "results.jsonl", [row]))
+    assert one.messages[1].tool_calls[0].arguments == '{"a":1}'
+    assert one.tools[0]["function"]["name"] == "add"
+    assert [message.weight for message in one.messages] == [None] * 4
