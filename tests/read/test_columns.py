@@ -22,7 +22,7 @@ from chatmill.read.shapes import find_shape
 from tests.conftest import CONVERSATION_FILES
 from tests.core.native.mutations import SCANNED, mutated, real_lines, seeds
 from tests.oracles import in_each_way
-from tests.read.three_ways import sharegpt
+from tests.read.three_ways import KEPT, bare, sharegpt
 
 
 def slowly(line: bytes, number: int, shape: Shape) -> list[Conversation | RecordError]:
@@ -31,18 +31,13 @@ def slowly(line: bytes, number: int, shape: Shape) -> list[Conversation | Record
     return [conversation_or_error(one, shape, "s") for one in shape.embedded(decode_line(line, f"f:{number}"))]
 
 
-def bare(conversation: Conversation) -> Conversation:
-    """Without what the scanner does not keep."""
-    return conversation._replace(metadata={})
-
-
 def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes = b"\n") -> np.ndarray:
     """Which of these lines were scanned after a comparison of everything."""
     named = shape if isinstance(shape, Shape) else find_shape(shape)
     data = b"ahead\n" + b"".join(line + b"\n" for line in lines[:-1]) + b"".join(line + end for line in lines[-1:])
     stop = len(data)
     given = Lines(6, stop, 11, count_lines(data, 6, stop))
-    batch, errors = read_lines(data + b"after", given, before="f:", source="s", shape=named)
+    batch, errors = read_lines(data + b"after", given, before="f:", source="s", shape=named, kept=KEPT)
     numbers = range(11, 11 + len(lines))
     found = [item for line, number in zip(lines, numbers, strict=True) for item in slowly(line, number, named)]
     wanted = [item for item in found if isinstance(item, Conversation)]
@@ -106,11 +101,18 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 TEXTS = st.text(max_size=3) | VALUES
+UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("x", "prefix", "timestamp", "id"), VALUES),
+    **dict.fromkeys(("images", "function_call", "loss_mask", "weight_version"), st.none() | VALUES),
+}
+"""Fields of messages, calls and parts that mean nothing, or nothing unless there is something in them."""
 CALLS = st.fixed_dictionaries(
-    {"function": st.fixed_dictionaries({"name": st.text(max_size=3), "arguments": TEXTS})},
-    optional={"id": TEXTS, "type": st.just("function")},
+    {"function": st.fixed_dictionaries({"name": st.text(max_size=3), "arguments": TEXTS}, optional={"strict": VALUES})},
+    optional={"id": TEXTS, "type": st.just("function"), "index": VALUES, "train_on": st.none() | VALUES},
 )
 FIELDS = {
+    **UNKNOWN,
+    **dict.fromkeys(("role", "content", "from", "value"), VALUES),
     **dict.fromkeys(("reasoning_content", "tool_call_id", "name"), TEXTS),
     **dict.fromkeys(("recipient", "content_type"), st.text(max_size=2)),
     "thinking": st.text(max_size=2) | st.none(),
@@ -121,14 +123,16 @@ FIELDS = {
 }
 PARTS = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "input_text", "output_text", "system_content", "developer_content", "image"])},
-    optional={"text": TEXTS, "x": VALUES},
+    optional={"text": TEXTS, "x": VALUES, "mask": st.none() | VALUES},
 )
 CONTENTS = st.text(max_size=5) | st.lists(PARTS | st.fixed_dictionaries({"text": st.text()}), max_size=2) | VALUES
 
 
 def messages(role: str, content: str, roles: list[str], contents: Any = CONTENTS) -> st.SearchStrategy[Any]:
     given_roles = st.sampled_from([*roles, "User", "x", " user"])
-    return st.lists(st.fixed_dictionaries({role: given_roles}, optional={content: contents, **FIELDS}), max_size=3)
+    fields = {**FIELDS, content: contents}
+    del fields[role]
+    return st.lists(st.fixed_dictionaries({role: given_roles}, optional=fields), max_size=3)
 
 
 OPENAI = messages("role", "content", ["user", "assistant", "tool", "system", "developer", "human"])
@@ -141,7 +145,7 @@ COMMON = {
     "tools": st.lists(OBJECTS, max_size=2) | VALUES,
     "chat_template_kwargs": OBJECTS | VALUES,
     "label": st.booleans() | VALUES,
-    "extra": VALUES,
+    **dict.fromkeys(("extra", "timestamp", "weights"), VALUES),
 }
 ANTHROPIC_PARTS = PARTS | st.fixed_dictionaries(
     {"type": st.sampled_from(["tool_use", "tool_result", "thinking"])},
@@ -149,83 +153,7 @@ ANTHROPIC_PARTS = PARTS | st.fixed_dictionaries(
 )
 IN_PARTS = messages("role", "content", ["user", "assistant", "tool"], TEXTS | st.lists(ANTHROPIC_PARTS, max_size=3))
 
-NAMES = st.none() | st.sampled_from(["c1", "c2", ""])
-STEP_CALLS = st.fixed_dictionaries(
-    {"function_name": st.sampled_from("fg"), "arguments": st.sampled_from(["{}", {"a": [1, "é"]}, {}])},
-    optional={"tool_call_id": NAMES, "extra": VALUES},
-)
-TOLD = st.text(max_size=3) | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=2)
-REFERENCES = st.fixed_dictionaries(
-    {}, optional={"trajectory_id": st.sampled_from(["a", "b", "c", "", None, 1]), "trajectory_path": VALUES}
-)
-RESULTS = st.fixed_dictionaries(
-    {"content": TOLD},
-    optional={"source_call_id": NAMES, "subagent_trajectory_ref": st.none() | st.lists(REFERENCES, max_size=2)},
-)
-METRICS = st.fixed_dictionaries(
-    {"completion_token_ids": st.sampled_from([None, [1, 20], [3, 4]])},
-    optional={
-        "prompt_token_ids": st.sampled_from([None, [0], [1, 2, 3]]),
-        "logprobs": st.sampled_from([None, [-0.5, None], [0, -1e-3], [-1]]),
-        "cost_usd": VALUES,
-    },
-)
-ABOUT = {
-    "is_copied_context": st.none() | st.booleans(),
-    "llm_call_count": st.sampled_from([None, 0, 1, 2, 0.0, 2.0]),
-    "step_id": VALUES,
-}
-OTHER_STEPS = st.fixed_dictionaries({"source": st.sampled_from(["user", "system"]), "message": TOLD}, optional=ABOUT)
-AGENT_STEPS = st.fixed_dictionaries(
-    {"source": st.just("agent"), "message": TOLD},
-    optional={
-        **ABOUT,
-        "reasoning_content": st.none() | st.text(max_size=2),
-        "tool_calls": st.none() | st.lists(STEP_CALLS, max_size=3),
-        "observation": st.none() | st.fixed_dictionaries({"results": st.none() | st.lists(RESULTS, max_size=3)}),
-        "metrics": st.none() | METRICS,
-    },
-)
-TRAJECTORIES = st.fixed_dictionaries(
-    {
-        "schema_version": st.sampled_from(["ATIF-v1.4", "ATIF-v1.7"]),
-        "steps": st.lists(AGENT_STEPS | AGENT_STEPS | OTHER_STEPS, min_size=1, max_size=4),
-    },
-    optional={
-        "trajectory_id": st.text(max_size=3) | st.integers(),
-        "source": st.none() | st.just("o"),
-        "chat_template_kwargs": st.just({"a": [1]}),
-        "agent": st.fixed_dictionaries({"tool_definitions": COMMON["tools"], "n": VALUES}),
-        **dict.fromkeys(("tool_definitions", "extra"), VALUES),
-    },
-)
-
-
-def with_subagents(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Trajectories that hold others; their ids are mostly texts of their own."""
-    names = st.sampled_from(["a", "b", "c", "None", "step-1/a", "é\n"])
-    named = st.builds(lambda one, name: {**one, "trajectory_id": name}, inner, names)
-    held = {"trajectory_id": st.just("t"), "subagent_trajectories": st.lists(named | named | inner, max_size=2)}
-    return st.builds(lambda one, more: more | one, TRAJECTORIES, st.fixed_dictionaries(held))
-
-
-def damaged(whole: Any, path: list[int], value: Any) -> Any:
-    """A record with something else in one place, or in that of a key."""
-    if not path or not isinstance(whole, dict | list) or not whole:
-        return value
-    keys = list(whole) if isinstance(whole, dict) else list(range(len(whole)))
-    chosen = keys[path[0] % len(keys)]
-    changed = damaged(whole[chosen], path[1:], value)
-    if isinstance(whole, list):
-        return [*whole[:chosen], changed, *whole[chosen + 1 :]]
-    named = value if len(path) == 1 and isinstance(value, str) else chosen
-    return {named if key == chosen else key: changed if key == chosen else item for key, item in whole.items()}
-
-
-NESTED_TRAJECTORIES = st.recursive(TRAJECTORIES, with_subagents, max_leaves=3)
 RECORDS = {
-    "atif": NESTED_TRAJECTORIES
-    | st.builds(damaged, NESTED_TRAJECTORIES, st.lists(st.integers(0, 11), min_size=1, max_size=7), VALUES),
     "anthropic": st.fixed_dictionaries({"messages": IN_PARTS | VALUES}, optional=COMMON | {"system": CONTENTS}),
     "openai": st.fixed_dictionaries({"messages": OPENAI | VALUES}, optional=COMMON | {"messages_json": st.just("{}")}),
     "harmony": st.fixed_dictionaries(

@@ -32,17 +32,17 @@ from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import CHATML, OPEN_GATES, write_jsonl
 from tests.conftest import CONVERSATION_FILES, DATA
-from tests.read.three_ways import FROM_OPENAI, batch_of
+from tests.read.three_ways import FROM_OPENAI, KEPT, bare, batch_of
 
 
 def same_as_slow(batch: Any, shape: str) -> float:
     """The share of rows that are read by columns, after a comparison of everything."""
-    found, errors = read_rows(batch, first=5, path="f", source="s", shape=find_shape(shape))
+    found, errors = read_rows(batch, first=5, path="f", source="s", shape=find_shape(shape), kept=KEPT)
     raws = batch_records([batch], "f", range(5, 5 + batch.num_rows))
     slow = [conversation_or_error(raw, find_shape(shape), "s") for raw in raws]
     wanted = [item for item in slow if isinstance(item, Conversation)]
     assert list(map(str, errors)) == [str(item) for item in slow if isinstance(item, RecordError)]
-    assert [item._replace(metadata={}) for item in found] == [item._replace(metadata={}) for item in wanted]
+    assert list(map(bare, found)) == list(map(bare, wanted))
     assert list(found.keys) == [item.id or item.where for item in wanted]
     assert found.unused == unused_by_source(wanted)
     try:
@@ -90,6 +90,13 @@ def message(role: str, content: str, roles: list[str | None]) -> st.SearchStrate
         {role: st.sampled_from(roles), content: MAYBE},
         optional={
             **dict.fromkeys(("name", "tool_call_id", "channel", "reasoning_content", "thinking", "note"), MAYBE),
+            **dict.fromkeys(
+                ("x", "train_on", "function_call", *({"role", "content", "from"} - {role, content})), MAYBE
+            ),
+            "at": st.none() | st.fixed_dictionaries({"day": st.none() | st.just(date(2026, 1, 1)), "n": MAYBE}),
+            "images": st.none() | st.lists(st.integers(0, 1), max_size=1),
+            "prefix": st.none() | st.booleans(),
+            "data": st.none() | st.binary(max_size=1),
             "tool_calls": st.none() | st.lists(CALL, max_size=2),
             "weight": st.sampled_from([None, 0.0, 0.5, -1.0, 1e31, float("nan")]),
             "train": st.sampled_from([None, True, False]),
@@ -101,7 +108,11 @@ OPENAI = st.lists(message("role", "content", ["user", "assistant", " Tool", "x",
 SHAREGPT = st.lists(message("from", "value", ["human", "gpt", "function_call", "GPT", None]), max_size=3) | st.none()
 TOOLS = st.sampled_from([None, "", "[]", '[{"name": "f"}]', '[{"n": 0.5}]', "[1]", "["])
 LABELS = st.sampled_from([None, True, False])
-COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE, "label": LABELS}
+UNKNOWN = {
+    "data": st.none() | st.binary(max_size=1),
+    "about": st.none() | st.fixed_dictionaries({"n": st.none() | st.integers(0, 1)}),
+}
+COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE, "label": LABELS, **UNKNOWN}
 NESTED = st.sampled_from([None, "", "{}", '{"messages": [{"role": "user", "content": "é"}]}', '{"messages": [1]}'])
 PART = {"type": st.sampled_from(["text", "tool_use", "thinking", "reasoning", None])}
 PARTS = st.lists(

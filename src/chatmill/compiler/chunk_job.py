@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.ledger import NULLS_LEFT_OUT, Ledger
 from chatmill.core.tokens import ranges
-from chatmill.errors import ConfigError, RecordError
-from chatmill.read.columns import FileLines, line_groups, read_files, read_lines
+from chatmill.errors import ConfigError
+from chatmill.read.columns import FileLines, Read, line_groups, read_files, read_lines
 from chatmill.read.groups import group_of
 from chatmill.read.picks import PICK
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records, chunk_rows
@@ -232,7 +232,7 @@ def _batches(
     """
     piece = pieces[0]
     came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
-    for batch, errors in _read(piece, sizes, on_rows) if len(pieces) == 1 else _read_joined(pieces, sizes):
+    for batch, errors in _read_pieces(pieces, output, sizes, on_rows):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
@@ -291,10 +291,17 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
     return batch.take(chosen[np.lexsort((chosen, ranges(np.zeros_like(copies), copies), batch.records[chosen]))])
 
 
-def _read(
-    piece: ChunkPiece, sizes: Iterator[int], on_rows: OnRows
-) -> Iterator[tuple[Conversations, list[RecordError]]]:
-    """Read the records of a piece in batches of bounded size, with the errors of each."""
+def _read_pieces(
+    pieces: Sequence[ChunkPiece], output: ChunkOutput, sizes: Iterator[int], on_rows: OnRows
+) -> Iterator[Read]:
+    """Read the records of pieces in batches of bounded size, with the errors of each."""
+    if len(pieces) == 1:
+        return _read(pieces[0], output.message_fields, sizes, on_rows)
+    return _read_joined(pieces, output.message_fields, sizes)
+
+
+def _read(piece: ChunkPiece, kept: Collection[str], sizes: Iterator[int], on_rows: OnRows) -> Iterator[Read]:
+    """Read one piece, with the unknown fields of messages that have one of these names."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     source, skip = chunk.source, piece.skip
     if chunk.kind is ChunkKind.LINES:
@@ -304,7 +311,7 @@ def _read(
             begin = data.find(b"\n", begin) + 1
         data = data[begin:]
         for lines in line_groups(data, sizes, chunk.first + skip, None if left is None else left - skip):
-            yield read_lines(data, lines, before=chunk.before, source=source, shape=shape)
+            yield read_lines(data, lines, before=chunk.before, source=source, shape=shape, kept=kept)
     else:
         from chatmill.read.rows import read_rows  # pyarrow takes its time
 
@@ -314,16 +321,21 @@ def _read(
             on_rows(table, first)
             passed = min(table.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
             if passed < table.num_rows:
-                yield read_rows(table.slice(passed), first=first + passed, path=chunk.path, source=source, shape=shape)
+                yield read_rows(
+                    table.slice(passed),
+                    first=first + passed,
+                    path=chunk.path,
+                    source=source,
+                    shape=shape,
+                    kept=kept,
+                )
             first, left = first + table.num_rows, left - table.num_rows
             if not left:
                 break
 
 
-def _read_joined(
-    pieces: Sequence[ChunkPiece], sizes: Iterator[int]
-) -> Iterator[tuple[Conversations, list[RecordError]]]:
-    """Read the records of several whole files of lines of one shape in batches of bounded size, likewise."""
+def _read_joined(pieces: Sequence[ChunkPiece], kept: Collection[str], sizes: Iterator[int]) -> Iterator[Read]:
+    """Read several whole files of lines of one shape, likewise."""
     files: list[FileLines] = []
     texts: list[bytes] = []
     number = 1
@@ -335,4 +347,4 @@ def _read_joined(
     data = b"".join(texts)
     shape = find_shape(pieces[0].range.shape)
     for lines in line_groups(data, sizes):
-        yield read_files(data, lines, files, shape)
+        yield read_files(data, lines, files, shape, kept)

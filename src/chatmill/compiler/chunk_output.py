@@ -62,6 +62,8 @@ class ChunkOutput:
         self._sources = {split: SourceCodes() for split in splits}
         self.fields_read = _fields_read(pipeline, rules)
         """Fields that the reader does not know, and that mean something to template, policy or recipe."""
+        self.message_fields = _message_fields(pipeline)
+        """Those of messages."""
         self._rejected: list[str] = []
         """Entries of rejected records: JSON."""
         self._rejected_here: list[tuple[tuple[int, int], str]] = []
@@ -256,15 +258,21 @@ def _middle(conversations: Conversations, groups: NDArray[np.int64] | None) -> i
 
 
 def _fields_read(pipeline: Pipeline, rules: Source) -> set[str]:
-    recipe, errors = pipeline.recipe, pipeline.policy.errors
-    in_messages = {*pipeline.template.form.more_fields, *(errors.fields if errors is not None else ())}
+    recipe = pipeline.recipe
     return {
-        *(f"messages[].{name}" for name in in_messages),
+        *(f"messages[].{name}" for name in _message_fields(pipeline)),
         *((recipe.tree.group,) if recipe.tree is not None else ()),
         *(MARGIN_FIELDS if recipe.preferences == "pairs" else ()),
         *(rules.pick.fields if rules.pick else ()),
         *(parse_where(rules.where).fields if rules.where else ()),
     }
+
+
+def _message_fields(pipeline: Pipeline) -> frozenset[str]:
+    """Fields of messages that the reader does not know, and that mean something to template or policy."""
+    errors = pipeline.policy.errors
+    of_errors = frozenset(errors.fields if errors is not None else ())
+    return pipeline.template.form.more_fields | of_errors
 
 
 def _named(record_id: str, where: str) -> str:

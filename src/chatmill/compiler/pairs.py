@@ -16,7 +16,6 @@ from chatmill.core.sides import IS_ANSWER, Side
 from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 from chatmill.errors import RecordError
 from chatmill.pack.overflow import Overflow
-from chatmill.read.preferences import margin_of
 from chatmill.render.jinja.options import Expand
 from chatmill.render.render import Rendered
 
@@ -145,12 +144,9 @@ def margins_of(batch: Conversations, rows: NDArray[np.int64]) -> NDArray[np.floa
     """Return the margin of the pair of each row, given by its conversation; NaN where its record says nothing."""
     if batch.sides is None:
         return None
-    margins = np.full(len(rows), np.nan, dtype=np.float32)
-    has_some = np.fromiter(map(bool, batch.metadata[rows].tolist()), dtype=np.bool_, count=len(rows))
-    for place in np.flatnonzero(has_some & (batch.sides[rows] < Side.LIKED)).tolist():
-        margin = margin_of(batch.metadata[rows[place]])
-        margins[place] = np.nan if margin is None else margin
-    return margins
+    if batch.margins is None:
+        return np.full(len(rows), np.nan, dtype=np.float32)
+    return batch.margins[rows]
 
 
 class _Documents:

@@ -128,6 +128,8 @@ class Conversation(NamedTuple):
     side: Side = Side.NONE
     rejected: tuple[Message, ...] = ()
     """The messages of the other answer, where the record holds a pair; `sides` takes the two apart."""
+    margin: float | None = None
+    """By how much the chosen answer of a pair is better, if the record says so."""
 
     @property
     def sides(self) -> tuple[Conversation, ...]:

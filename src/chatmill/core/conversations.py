@@ -77,6 +77,8 @@ class Conversations(Sequence[Conversation]):
     """For each record, a mapping of the fields without a meaning here; the scanner does not keep them."""
     sides: NDArray[np.uint8] | None = None
     """The `Side` of each conversation; None: all are ordinary ones."""
+    margins: NDArray[np.float32] | None = None
+    """The margin of the pair that each conversation is of, NaN if its record gives none; None: no record gives one."""
     unused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(source, field) -> records that have something in that field, for those fields and those of messages
     (`messages[].name`); only of batches as they were read."""
@@ -98,6 +100,7 @@ class Conversations(Sequence[Conversation]):
             sides=np.array([item.side for item in conversations], dtype=np.uint8)
             if any(item.side for item in conversations)
             else None,
+            margins=_margins([item.margin for item in conversations]),
         )
 
     def __len__(self) -> int:
@@ -121,6 +124,7 @@ class Conversations(Sequence[Conversation]):
             self.metadata[index],
             json.loads(options) if (options := self.options[index]) else NOTHING,
             Side.NONE if self.sides is None else Side(self.sides[index]),
+            margin=None if self.margins is None or np.isnan(self.margins[index]) else float(self.margins[index]),
         )
 
     @property
@@ -160,6 +164,7 @@ class Conversations(Sequence[Conversation]):
             wheres=[self.wheres[place] for place in chosen.tolist()],
             metadata=taken(self.metadata, chosen),
             sides=None if self.sides is None else self.sides[chosen],
+            margins=None if self.margins is None else self.margins[chosen],
         )
 
     @classmethod
@@ -183,6 +188,7 @@ class Conversations(Sequence[Conversation]):
             wheres=[where for part in parts for where in part.wheres],
             metadata=joined_columns([part.metadata for part in parts], texts),
             sides=_joined_sides(parts),
+            margins=_joined_margins(parts),
         )
 
 
@@ -190,6 +196,24 @@ def _joined_sides(parts: Sequence[Conversations]) -> NDArray[np.uint8] | None:
     if all(part.sides is None for part in parts):
         return None
     return np.concatenate([np.zeros(len(part), np.uint8) if part.sides is None else part.sides for part in parts])
+
+
+def _joined_margins(parts: Sequence[Conversations]) -> NDArray[np.float32] | None:
+    """Join the margins of several batches, with NaN for batches that have none."""
+    if all(part.margins is None for part in parts):
+        return None
+    margins = []
+    for part in parts:
+        missing = np.full(len(part), np.nan, dtype=np.float32)
+        margins.append(missing if part.margins is None else part.margins)
+    return np.concatenate(margins)
+
+
+def _margins(given: Sequence[float | None]) -> NDArray[np.float32] | None:
+    """Make a column of margins; None if no record gives one."""
+    if all(margin is None for margin in given):
+        return None
+    return np.array([np.nan if margin is None else margin for margin in given], dtype=np.float32)
 
 
 def unused_by_source(conversations: Iterable[Conversation]) -> Counter[tuple[str, str]]:
@@ -203,10 +227,10 @@ def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
 
 
 def _unused_in(conversation: Conversation) -> set[str]:
-    names = {name for name, value in conversation.metadata.items() if _holds(value)}
+    names = {name for name, value in conversation.metadata.items() if holds(value)}
     for message in conversation.messages:
         if message.extra:
-            names |= {f"messages[].{name}" for name, value in message.extra.items() if _holds(value)}
+            names |= {f"messages[].{name}" for name, value in message.extra.items() if holds(value)}
     return names
 
 
@@ -223,7 +247,8 @@ def unused_in_columns(fields: Iterable[tuple[str, Ints]], sources: Sources) -> C
     return totals
 
 
-def _holds(value: object) -> bool:
+def holds(value: object) -> bool:
+    """Return whether there is something in the value of a field: it is not null, and no empty text, list or object."""
     return value is not None and not (isinstance(value, str | list | dict) and not value)
 
 

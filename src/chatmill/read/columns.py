@@ -1,13 +1,14 @@
 """Reads records straight into columns: by the compiled scanner, and what it declines one by one.
 
-The scanner reads a record only where its meaning is certain. Anything else (another spelling of a role, an unknown
-field in a message, any mistake) is for `read.files` and `read.record_shape`, with their checks and their errors.
-Where the scanner does not decline, both give the same conversation, but for the metadata, which it does not keep.
+The scanner reads a record only where its meaning is certain. Anything else (another spelling of a role, any mistake)
+is for `read.files` and `read.record_shape`, with their checks and their errors. Where the scanner does not decline,
+both give the same conversation, but for fields that mean nothing here: those of records (the metadata) are counted and
+not kept, and those of messages are kept where somebody asks for them by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.conversations import Conversations, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
 from chatmill.core.message_parser import MAX_CHARACTERS, MEDIA_FIELDS, REASONING_FIELDS
-from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
+from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import (
     MAX_NAMES,
     MessageField,
@@ -32,15 +33,14 @@ from chatmill.core.native.scan import (
 from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
-from chatmill.read.atif import ROLES, SUBAGENTS
 from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.pair_columns import paired
-from chatmill.read.preferences import ASKED, CHOSEN, DECLINED_BESIDE, LABEL, REJECTED, SYSTEM
+from chatmill.read.pair_columns import Part, margins, paired
+from chatmill.read.preferences import ASKED, CHOSEN, JOINED, LABEL, LISTS, MARGIN_FIELDS, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
+from chatmill.read.unknown_fields import kept_fields, message_field_ids, message_fields, record_fields
 
 Ints = NDArray[np.int64]
 Read = tuple[Conversations, list[RecordError]]
@@ -54,26 +54,13 @@ MESSAGE_MEANINGS: Mapping[str, MessageField] = {
     "tool_calls": MessageField.TOOL_CALLS,
     "weight": MessageField.WEIGHT,
     "train": MessageField.TRAIN,
+    "function_call": MessageField.ONLY_NULL,
+    **dict.fromkeys(MEDIA_FIELDS, MessageField.EMPTY),
     **{name: MessageField[name.upper()] for name in (*TEXT_FIELDS, *NUMBER_FIELDS)},
 }
-"""Fields of messages that are read into columns, besides role and content, which shapes name."""
-TRAJECTORY_MEANINGS: Mapping[str, RecordField] = {
-    "schema_version": RecordField.VERSION,
-    "agent": RecordField.AGENT,
-    "steps": RecordField.STEPS,
-    SUBAGENTS: RecordField.SUBAGENTS,
-}
-STEP_MEANINGS: Mapping[str, MessageField] = {
-    "source": MessageField.ROLE,
-    "message": MessageField.CONTENT,
-    "reasoning_content": MessageField.REASONING,
-    "tool_calls": MessageField.TOOL_CALLS,
-    "metrics": MessageField.METRICS,
-    "observation": MessageField.OBSERVATION,
-    "is_copied_context": MessageField.TRAIN,
-    "llm_call_count": MessageField.WEIGHT,
-}
-"""Fields of a trajectory's steps; the last two say what is context."""
+"""Fields of messages with a meaning, besides role and content, which shapes name."""
+PASSED_FIELDS = ("role", "content")
+"""Fields of messages that mean nothing where a shape has other names for them, and are not counted."""
 
 
 class Lines(NamedTuple):
@@ -119,12 +106,19 @@ class FileLines(NamedTuple):
     """Names the records that do not name theirs."""
 
 
-def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Shape) -> Read:
-    """Return the conversations of some lines of one file; see `FileLines` for `before` and `source`."""
-    return read_files(data, lines, [FileLines(lines.number, lines.number, before, source)], shape)
+def read_lines(
+    data: bytes, lines: Lines, *, before: str, source: str, shape: Shape, kept: Collection[str] = frozenset()
+) -> Read:
+    """Return the conversations of some lines of one file; see `FileLines` for `before` and `source`.
+
+    Of the fields of messages that mean nothing here, the scanner keeps those with a name in `kept`.
+    """
+    return read_files(data, lines, [FileLines(lines.number, lines.number, before, source)], shape, kept)
 
 
-def read_files(data: bytes, lines: Lines, files: Sequence[FileLines], shape: Shape) -> Read:
+def read_files(
+    data: bytes, lines: Lines, files: Sequence[FileLines], shape: Shape, kept: Collection[str] = frozenset()
+) -> Read:
     """Return the conversations of some lines of these files, which all have one shape; blank lines are passed over."""
     names, (start, stop, first, total) = scanner_names(shape), lines
     if not names or (total == 1 and stop - start > MAX_CHARACTERS):  # columns for it would take a multiple of its bytes
@@ -136,18 +130,17 @@ def read_files(data: bytes, lines: Lines, files: Sequence[FileLines], shape: Sha
     # Of pairs both sides are scanned, one after the other, and then their prompts.
     sides = [scan_lines(data, start, stop, one, total) for one in names]
     scanned = sides[0]
-    begins = scanned.begins_line
-    wheres, owners = _places(first - 1 + np.cumsum(begins), files)
+    wheres, owners = _places(first + np.arange(len(scanned.read)), files)
     refused, tools = _tools(scanned)
 
     def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
         for number in numbers:
-            line = data[scanned.line_starts[number] : scanned.line_stops[number]] if begins[number] else b""
+            line = data[scanned.line_starts[number] : scanned.line_stops[number]]
             if line and not line.isspace():
                 yield number, decode_line(line, wheres[number])
 
     batch = Conversations(
-        messages=scanned.messages,
+        messages=with_kept_fields(scanned, data, kept),
         offsets=scanned.offsets,
         ids=scanned.ids.texts,
         sources=_sources(scanned.sources, files, owners),
@@ -157,13 +150,31 @@ def read_files(data: bytes, lines: Lines, files: Sequence[FileLines], shape: Sha
         metadata=sparse_objects(len(wheres), {}),
     )
     sure = np.all([side.read for side in sides], axis=0) & ~refused
-    if not sure.all():  # with the others of its line
-        sure = np.logical_and.reduceat(sure, np.flatnonzero(begins))[np.cumsum(begins) - 1]
+    unused = [(name, records) for name, records in record_fields(scanned, data) if name not in shape.fields]
+    unused += message_fields([scanned, *sides[2:]], data)  # the rejected answers are not counted
     if len(sides) > 1:
-        batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
-        sure &= parts_at_answers
-    unused = ((name, records) for name, records in _unused(scanned, data) if name not in shape.fields)
+        scores = _scores(scanned)
+        unused += [(name, np.flatnonzero(~np.isnan(scores[:, k]))) for k, name in enumerate(MARGIN_FIELDS)]
+        given, are_sure = margins(scores)
+        ids = message_field_ids(sides, data)
+        parts = [
+            Part(with_kept_fields(side, data, kept), side.offsets, own) for side, own in zip(sides, ids, strict=True)
+        ]
+        batch, parts_at_answers = paired(replace(batch, margins=given), *parts)
+        sure &= are_sure & parts_at_answers
     return completed(batch, sure, raws, unused, shape, lambda number: files[owners[number]].source)
+
+
+def with_kept_fields(scanned: Scanned, data: bytes | NDArray[np.uint8], kept: Collection[str]) -> MessageColumns:
+    """Return the scanned messages with the unknown fields of these names."""
+    return replace(scanned.messages, extra=kept_fields(scanned, data, kept))
+
+
+def _scores(scanned: Scanned) -> NDArray[np.float64]:
+    """Put the scores of records into a table with a column for each of `MARGIN_FIELDS`, NaN for none."""
+    scores = np.full((len(scanned.read), len(MARGIN_FIELDS)), np.nan)
+    scores[scanned.scores["record"], scanned.scores["which"]] = scanned.scores["value"]
+    return scores
 
 
 def _places(numbers: Ints, files: Sequence[FileLines]) -> tuple[list[str], Ints]:
@@ -175,17 +186,6 @@ def _places(numbers: Ints, files: Sequence[FileLines]) -> tuple[list[str], Ints]
         wheres += [f"{file.before}{number}" for number in (numbers[begin:end] + shift).tolist()]
     owners = np.repeat(np.arange(len(files)), np.diff([0, *borders, len(numbers)]))
     return wheres, owners
-
-
-def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, Ints]]:
-    """Fields that mean nothing, and the records in which they hold something."""
-    records, starts, lengths = scanned.unused.T
-    names = Texts(np.frombuffer(data, dtype=np.uint8), starts, lengths)
-    which, firsts = distinct(names.data, names.starts, names.lengths)
-    ordered = records[np.argsort(which, kind="stable")]
-    borders = offsets_of(np.bincount(which, minlength=len(firsts))).tolist()
-    for number, first in enumerate(firsts.tolist()):
-        yield names[first], ordered[borders[number] : borders[number + 1]]
 
 
 def completed(
@@ -316,7 +316,9 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
 def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
     """What the scanner has to know of a shape; of pairs for each side and for prompts. Empty where it reads none."""
     if shape is find_shape("pairs"):
-        chosen = {**record_meanings(shape), **dict.fromkeys(DECLINED_BESIDE, RecordField.ONLY_NULL)}
+        chosen: dict[str, int] = {**record_meanings(shape), **dict.fromkeys(JOINED, RecordField.ONLY_NULL)}
+        chosen |= dict.fromkeys(LISTS, RecordField.REPEATED)
+        chosen |= {name: RecordField.SCORE + which for which, name in enumerate(MARGIN_FIELDS)}
         prompts = {**dict.fromkeys(ASKED, RecordField.QUESTION), SYSTEM: RecordField.SYSTEM}
         parts = ({**chosen, CHOSEN: RecordField.ANSWER}, {REJECTED: RecordField.ANSWER}, prompts)
         return tuple(_names(part, find_shape("openai")) for part in parts)
@@ -325,10 +327,6 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
         record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
         fields = {name: MESSAGE_MEANINGS[name] for name in own}
         return (ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT}),)
-    if shape is find_shape("atif"):
-        record = {name: meaning for name, meaning in record_meanings(shape).items() if name != shape.tools}
-        roles = {name: RoleCode(CODES[role]) for name, role in ROLES.items()}
-        return (ShapeNames({**record, **TRAJECTORY_MEANINGS}, STEP_MEANINGS, roles),)
     return (_names(record_meanings(shape), shape),) if shape.is_plain and shape.lists else ()
 
 
@@ -338,8 +336,10 @@ def nested_names() -> ShapeNames:
     return _names({"messages": RecordField.LIST}, find_shape("openai"))
 
 
-def _names(record: Mapping[str, RecordField], shape: Shape) -> ShapeNames:
+def _names(record: Mapping[str, int], shape: Shape) -> ShapeNames:
     message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **MESSAGE_MEANINGS}
+    for name in PASSED_FIELDS:
+        message.setdefault(name, MessageField.PASSED)
     spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
     spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
     return ShapeNames(record, message, {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]})

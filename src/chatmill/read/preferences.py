@@ -29,11 +29,9 @@ PAIR_FIELDS = (CHOSEN, REJECTED, SYSTEM, *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 MARGIN = "margin"
 SCORES = (("chosen_score", "rejected_score"), ("score_chosen", "score_rejected"), ("chosen_rating", "rejected_rating"))
-MARGIN_FIELDS = frozenset((MARGIN, *(name for pair in SCORES for name in pair)))
+MARGIN_FIELDS = (MARGIN, *(name for pair in SCORES for name in pair))
 SAME_MARGIN = 0.01
 """Two margins that differ by no more than this, or this share of them, are one that was rounded."""
-DECLINED_BESIDE = (*LISTS, *JOINED, *sorted(MARGIN_FIELDS))
-"""Fields next to a pair that only the reader of single records knows."""
 
 
 def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
@@ -171,9 +169,14 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
 
 
 def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ...]]]:
-    """Yield what the record says that its answers answer, by the field that says it."""
+    """Yield what the record says that its answers answer, by the field that says it.
+
+    A list that is the chosen conversation once more, as records have it that serve SFT too, says nothing.
+    """
     for key in (*LISTS, *ASKED):
         value = record.get(key)
+        if key in LISTS and isinstance(value, list) and value == record.get(CHOSEN):
+            continue
         if value and (key in LISTS or isinstance(value, list)):
             yield key, _listed(value, key)
         elif text := field_text(record, key, default=""):

@@ -178,6 +178,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         if (refused := refusal(record)) is not None:
             raise refused
         _refuse_unfit(record, shape)
+        margin = None if shape.pair_reader is None else margin_of(record)
         messages, rejected, side = _sides(record, shape)
         messages = _pictured(messages, record, shape)
         rejected = _pictured(rejected, record, shape) if rejected else ()
@@ -191,6 +192,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             _options(record, shape.options),
             side,
             rejected,
+            margin,
         )
     except RecordError as error:
         error.where, error.record_id = where, record_id
@@ -202,7 +204,6 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
 def _sides(record: Record, shape: Shape) -> tuple[tuple[Message, ...], tuple[Message, ...], Side]:
     """Return the messages of a record, those of the rejected answer of a pair, and its side."""
     if shape.pair_reader is not None:
-        margin_of(record)  # refused here, if it is no number
         return *shape.pair_reader(record), Side.CHOSEN
     messages = shape.messages(record)
     if not shape.labelled:

@@ -7,7 +7,7 @@ both readers give the same conversation, but for the metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +17,30 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Role, call_order
-from chatmill.core.conversations import Conversations, Sources
+from chatmill.core.conversations import Conversations, Sources, holds
 from chatmill.core.message_parser import MAX_WEIGHT, MIN_WEIGHT, REASONING_FIELDS
-from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
-from chatmill.core.native.scan import RecordField, scan_texts
+from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, Objects, sparse_objects
+from chatmill.core.native.scan import MessageField, RecordField, scan_texts
 from chatmill.core.part_training import speaks_of_training
 from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
+from chatmill.read.columns import (
+    MESSAGE_MEANINGS,
+    PASSED_FIELDS,
+    Read,
+    completed,
+    nested_names,
+    read_one_by_one,
+    record_meanings,
+    with_kept_fields,
+)
 from chatmill.read.files import Raw, batch_records, without_nulls
-from chatmill.read.pair_columns import Part, paired
-from chatmill.read.preferences import ASKED, CHOSEN, DECLINED_BESIDE, REJECTED, SYSTEM
+from chatmill.read.pair_columns import Part, margins, paired
+from chatmill.read.preferences import ASKED, CHOSEN, JOINED, LISTS, MARGIN_FIELDS, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, options_text, tools_text
 from chatmill.read.shapes import find_shape
+from chatmill.read.unknown_fields import message_fields
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -40,11 +50,16 @@ class _NotSureError(Exception):
     """A column has a type that only the full reader knows."""
 
 
-def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shape: Shape) -> Read:
-    """Return the conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
+def read_rows(
+    batch: pa.RecordBatch, *, first: int, path: str, source: str, shape: Shape, kept: Collection[str] = frozenset()
+) -> Read:
+    """Return the conversations of the rows of an Arrow batch; `first` is the number of the first one in its file.
+
+    Of the fields of messages that mean nothing here, those with a name in `kept` are kept.
+    """
     numbers = np.arange(first, first + batch.num_rows)
     try:
-        columns = _ArrowRows(batch, shape, source, [f"{path}:row {number}" for number in numbers.tolist()])
+        columns = _ArrowRows(batch, shape, source, [f"{path}:row {number}" for number in numbers.tolist()], kept)
         found, sure = columns.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
         return read_one_by_one(batch_records([batch], path, numbers.tolist()), shape, source)
@@ -59,9 +74,14 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
 class _ArrowRows:
     """The columns of one Arrow batch under the names of a shape; notes which rows are sure."""
 
-    def __init__(self, batch: pa.RecordBatch, shape: Shape, source: str, wheres: list[str]) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, shape: Shape, source: str, wheres: list[str], kept: Collection[str] = frozenset()
+    ) -> None:
         self._batch, self._shape, self._source, self._wheres = batch, shape, source, wheres
+        self._kept = kept
         self._sure = np.ones(batch.num_rows, dtype=np.bool_)
+        self._message_fields: list[tuple[str, Ints]] = []
+        """Unknown fields of messages, and the rows that have something in them."""
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """Return all rows, and which of them may be taken."""
@@ -70,7 +90,12 @@ class _ArrowRows:
         if not (are_pairs or is_named) and self._shape.rules is None:
             raise _NotSureError
         self._doubt_rare_fields()
-        messages, offsets = self._said(CHOSEN, Role.ASSISTANT) if are_pairs else self._messages()
+        if are_pairs:
+            chosen = self._said(CHOSEN, Role.ASSISTANT)
+            messages = chosen.messages
+            offsets = chosen.offsets
+        else:
+            messages, offsets = self._messages()
         found = Conversations(
             messages=messages,
             offsets=offsets,
@@ -82,8 +107,10 @@ class _ArrowRows:
             metadata=sparse_objects(self._batch.num_rows, {}),
         )
         if are_pairs:
-            found, parts_at_answers = paired(found, self._said(REJECTED, Role.ASSISTANT), self._prompts())
-            self._sure &= parts_at_answers
+            given, are_sure = margins(self._scores())
+            rejected = self._said(REJECTED, Role.ASSISTANT)
+            found, parts_at_answers = paired(replace(found, margins=given), chosen, rejected, self._prompts())
+            self._sure &= are_sure & parts_at_answers
         return found, self._sure
 
     def _doubt_rare_fields(self) -> None:
@@ -99,6 +126,11 @@ class _ArrowRows:
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if name not in known:
                 yield name, np.flatnonzero(_held(column))
+        rows_by_name: dict[str, list[Ints]] = {}
+        for name, rows in self._message_fields:
+            rows_by_name.setdefault(name, []).append(rows)
+        for name, parts in rows_by_name.items():
+            yield f"messages[].{name}", np.unique(np.concatenate(parts))
 
     def _column(self, name: str) -> pa.Array | None:
         """Return a column with something in it; None if there is none."""
@@ -114,27 +146,48 @@ class _ArrowRows:
         if column is None:
             raise _NotSureError
         if not _is_text(column.type):
-            return self._list(column)
+            messages, offsets = self._list(column, is_compared=True)
+            return Part(messages, offsets, np.zeros(len(messages), dtype=np.int64))
         texts = texts_of(column)
         if role is Role.ASSISTANT:
             self._sure &= texts.present
         said = np.flatnonzero(texts.present if role is Role.ASSISTANT else texts.lengths > 0)
         roles = np.full(len(said), CODES[role], dtype=np.uint8)
         held = np.bincount(said, minlength=len(texts)).astype(np.int64)
-        return MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held)
+        return Part(MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held), np.zeros_like(said))
 
     def _prompts(self) -> Part:
         """Return what pairs answer, after their system texts."""
-        for name in DECLINED_BESIDE:
-            if (column := self._column(name)) is not None:
+        for name in (*LISTS, *JOINED):
+            if (column := self._column(name)) is not None and not (name in LISTS and self._repeats_chosen(column)):
                 self._sure &= ~_flags(column.is_valid())
         given = [name for name in ASKED if self._column(name) is not None]
         if len(given) > 1:
             raise _NotSureError
         none = MessageColumns.plain(np.empty(0, dtype=np.uint8), OptionalTexts.none(0).texts)
-        found = self._said(given[0], Role.USER) if given else (none, np.zeros(self._batch.num_rows + 1, dtype=np.int64))
+        nothing = np.zeros(self._batch.num_rows + 1, dtype=np.int64)
+        found = self._said(given[0], Role.USER) if given else Part(none, nothing, nothing[:0])
         system = self._column(SYSTEM)
-        return found if system is None else _after_systems(texts_of(system).texts, *found)
+        if system is None:
+            return found
+        messages, offsets = _after_systems(texts_of(system).texts, found.messages, found.offsets)
+        return Part(messages, offsets, np.zeros(len(messages), dtype=np.int64))
+
+    def _repeats_chosen(self, column: pa.Array) -> bool:
+        """Return whether a column of lists is the column of the chosen conversations once more."""
+        chosen = self._column(CHOSEN)
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        return is_list and chosen is not None and bool(column.equals(chosen))
+
+    def _scores(self) -> NDArray[np.float64]:
+        """Read the scores of pairs: a column for each of `MARGIN_FIELDS`, NaN for none."""
+        scores = np.full((self._batch.num_rows, len(MARGIN_FIELDS)), np.nan)
+        for number, name in enumerate(MARGIN_FIELDS):
+            column = self._column(name)
+            if column is not None:
+                scores[:, number] = _numbers(column)
+                self._sure &= ~(np.isnan(scores[:, number]) & _flags(column.is_valid()))
+        return scores
 
     def _messages(self) -> tuple[MessageColumns, Ints]:
         shape = self._shape
@@ -159,20 +212,31 @@ class _ArrowRows:
         rules = self._shape.rules
         scanned = scan_texts(texts.data, offsets, nested_names() if rules is None else rules.names())
         self._sure &= scanned.read & texts.present
-        if rules is not None:
+        if rules is None:
+            self._message_fields += message_fields([scanned], texts.data)
+        else:
             self._sure &= rules.keep(scanned.messages, scanned.offsets) & (self._ids().lengths > 0)
-        return scanned.messages, scanned.offsets
+        return with_kept_fields(scanned, texts.data, self._kept), scanned.offsets
 
-    def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
-        """Return a list of structs for each row."""
+    def _list(self, column: pa.Array, *, is_compared: bool = False) -> tuple[MessageColumns, Ints]:
+        """Return a list of structs for each row.
+
+        If they `is_compared` with others, those with unknown fields are not sure.
+        """
         self._sure &= _flags(column.is_valid())
         column.validate(full=True)
         items, offsets = _items(column)
         self._sure &= np.diff(offsets) > 0
-        messages, doubtful = _struct_messages(items, self._shape)
+        messages, doubtful, unknown = _struct_messages(items, self._shape)
+        for name, field in unknown.items():
+            if is_compared:
+                doubtful |= _flags(field.is_valid())
+            owners = np.searchsorted(offsets, np.flatnonzero(_held(field)), side="right") - 1
+            self._message_fields.append((name, np.unique(owners)))
         owners = np.searchsorted(offsets, np.flatnonzero(doubtful), side="right") - 1
         self._sure[owners] = False
-        return messages, offsets
+        kept = {name: field for name, field in unknown.items() if name in self._kept}
+        return replace(messages, extra=_extras(kept, len(messages))), offsets
 
     def _ids(self) -> Texts:
         column = self._column(self._shape.id)
@@ -218,23 +282,56 @@ def _after_systems(systems: Texts, listed: MessageColumns, offsets: Ints) -> tup
 
 def _held(column: pa.Array) -> Flags:
     """Return which rows have something in them: no null, and no empty text or list."""
+    column = _decoded(column)
     held = _flags(column.is_valid())
-    if _is_text(column.type) or pa.types.is_binary(column.type):
-        held = held & _flags(pc.fill_null(pc.not_equal(pc.binary_length(column), 0), False))
-    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        held = held & _flags(pc.fill_null(pc.not_equal(pc.list_value_length(column), 0), False))
-    return held
+    if pa.types.is_primitive(column.type) or pa.types.is_null(column.type):
+        return held
+    if _is_text(column.type):
+        return held & _flags(pc.fill_null(pc.not_equal(pc.binary_length(column), 0), False))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return held & _flags(pc.fill_null(pc.not_equal(pc.list_value_length(column), 0), False))
+    if pa.types.is_struct(column.type):  # null fields are absent
+        fields = [_flags(column.field(number).is_valid()) for number in range(column.type.num_fields)]
+        return held & np.any([np.zeros_like(held), *fields], axis=0)
+    return np.array([holds(without_nulls(value)) for value in column.to_pylist()], dtype=np.bool_)
 
 
-def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumns, Flags]:
-    """Structs as messages, and which of them need the full reader."""
+def _extras(fields: Mapping[str, pa.Array], count: int) -> Objects:
+    """Make a column of the unknown fields of messages, which people asked for by name."""
+    extras: dict[int, dict[str, Any]] = {}
+    for name, column in fields.items():
+        messages = np.flatnonzero(_flags(column.is_valid()))
+        for message, value in zip(messages.tolist(), column.take(pa.array(messages)).to_pylist(), strict=True):
+            extras.setdefault(message, {})[name] = without_nulls(value)
+    return sparse_objects(count, extras)
+
+
+def _numbers(column: pa.Array) -> NDArray[np.float64]:
+    """Return a column of numbers, NaN where there is none."""
+    if not (pa.types.is_integer(column.type) or column.type in (pa.float32(), pa.float64())):
+        raise _NotSureError
+    numbers: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumns, Flags, dict[str, pa.Array]]:
+    """Structs as messages, which of them need the full reader, and their unknown fields."""
     fields, count = _fields(items), len(items)
     if shape.role not in fields:
         raise _NotSureError
     doubtful = ~_flags(items.is_valid())
+    unknown: dict[str, pa.Array] = {}
     for name, column in fields.items():
-        if name not in (*MESSAGE_MEANINGS, shape.role, shape.content) or name in NUMBER_FIELDS:
+        if name in (shape.role, shape.content, *PASSED_FIELDS):
+            continue
+        meaning = MESSAGE_MEANINGS.get(name)
+        if name in NUMBER_FIELDS or meaning is MessageField.ONLY_NULL:
             doubtful |= _flags(column.is_valid())
+        elif meaning is MessageField.EMPTY or (meaning is None and speaks_of_training(name)):
+            doubtful |= _held(column)
+            unknown[name] = column
+        elif meaning is None:
+            unknown[name] = column
     texts = {name: _field_texts(fields.get(name), count) for name in (*TEXT_FIELDS, *REASONING_FIELDS)}
     contents = _field_texts(fields.get(shape.content), count)
     roles = _roles(fields[shape.role], shape)
@@ -255,7 +352,7 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
         weights=weights,
         **calls,
     )
-    return columns, doubtful
+    return columns, doubtful, unknown
 
 
 def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
@@ -309,9 +406,7 @@ def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tup
     doubtful = np.zeros(count, dtype=np.bool_)
     weights = np.broadcast_to(np.float64(np.nan), count)
     if weight is not None and weight.null_count < count:
-        if not (pa.types.is_integer(weight.type) or weight.type in (pa.float32(), pa.float64())):
-            raise _NotSureError
-        weights = weight.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        weights = _numbers(weight)
         doubtful = _flags(weight.is_valid()) & (weights != 0) & ~((weights >= MIN_WEIGHT) & (weights <= MAX_WEIGHT))
     if train is not None and train.null_count < count:
         if not pa.types.is_boolean(train.type):

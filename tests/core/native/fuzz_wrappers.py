@@ -202,8 +202,11 @@ RECORD = {
     "tools": RecordField.TOOLS,
     "source": RecordField.SOURCE,
     "chat_template_kwargs": RecordField.OPTIONS,
-    "steps": RecordField.STEPS,
-    "subagent_trajectories": RecordField.SUBAGENTS,
+    "chosen": RecordField.ANSWER,
+    "prompt": RecordField.QUESTION,
+    "conversations": RecordField.REPEATED,
+    "margin": RecordField.SCORE,
+    "chosen_score": RecordField.SCORE + 1,
 }
 FIELDS = {
     "role": MessageField.ROLE,
@@ -214,6 +217,9 @@ FIELDS = {
     "name": MessageField.NAME,
     "token_ids": MessageField.TOKEN_IDS,
     "logprobs": MessageField.LOGPROBS,
+    "from": MessageField.PASSED,
+    "function_call": MessageField.ONLY_NULL,
+    "images": MessageField.EMPTY,
 }
 ROLES = {role.name.lower(): role for role in (RoleCode.SYSTEM, RoleCode.USER, RoleCode.ASSISTANT, RoleCode.TOOL)}
 NAMES = scan.ShapeNames(RECORD, FIELDS, ROLES)

@@ -12,7 +12,7 @@ from typing import Any
 from chatmill.read.shapes import SHAPES
 from tests.conftest import CONVERSATION_FILES, DATA
 
-SCANNED = ["atif", *(name for name, shape in SHAPES.items() if shape.lists)]
+SCANNED = [name for name, shape in SHAPES.items() if shape.lists]
 """Shapes that the scanner reads."""
 
 LONGEST = 1500
@@ -31,11 +31,9 @@ PIECES = [
     *(b'"conversations":[{"from":"human","value":"h"}],', b'"history":[],', b'"chat_template_kwargs":{"a":1},'),
     *(b'"train":true,', b'"weight":0.5,', b'"channel":"final",', b'"content":[{"type":"text","text":"p"}],'),
     *(b'"tool_calls":[{"function":{"name":"f","arguments":{"a": [1]}}}],', b'"instruction":"i",', b'"thinking":"t",'),
-    *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],', b'"steps":[],'),
-    *(b'"source":"agent",', b'"message":[],', b'"observation":{"results":[{"content":"r"}]},', b'"metrics":{},'),
-    *(b'"source_call_id":null,', b'"tool_call_id":"c2",', b'"llm_call_count":2,', b'"is_copied_context":true,'),
-    *(b'"results":[],', b'"completion_token_ids":[1,2],', b'"function_name":"g",', b'"subagent_trajectories":[],'),
-    *(b'"trajectory_id":"a",', b'"trajectory_id":7,', b'"subagent_trajectory_ref":[{"trajectory_id":"b"}],'),
+    *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],', b'"margin":-1.5,'),
+    *(b'"function_call":null,', b'"images":[],', b'"index":0,', b'"timestamp":{"at":[1,"2026"]},', b'"loss_mask":[],'),
+    *(b'"chosen_score":8,', b'"rejected_score":2.5e0,', b'"trainable":null,', b'"annotations":[{}],'),
     *(b'"chosen":"c",', b'"chosen":{"role":"assistant","content":"c"},', b'"prompt":[{"role":"user","content":"p"}],'),
 ]
 
@@ -74,42 +72,18 @@ def openai_records() -> list[dict[str, Any]]:
         {"messages": [plain[0], {**plain[1], "token_ids": [1, 20, 300], "logprobs": [-0.5, None, -1e-3]}]},
         {"messages": [{**plain[1], "prompt_token_ids": [0], "token_ids": [2147483647], "finish_reason": "stop"}]},
         {"a": 1, "b": "", "c": {}, "d": [[]], "messages": plain, "e": False},
+        {
+            "messages": [
+                {**plain[0], "id": "m1", "timestamp": {"at": 1.5}},
+                {**plain[1], "x": [], "function_call": None},
+            ]
+        },
+        {"messages": [{**message, "tool_calls": [{**call, "index": 0}], "images": []}, {**answer, "prefix": True}]},
     ]
 
 
 SYSTEM = [{"type": "system_content", "model_identity": "é", "channel_config": {"valid_channels": ["a"]}}]
-AGENT = {"name": "a", "version": "1", "tool_definitions": [{"name": "f"}]}
-TASK = {"step_id": 1, "source": "user", "message": [{"type": "text", "text": "é"}], "timestamp": "2026"}
-STEP_CALLS = [
-    {"tool_call_id": "c1", "function_name": "f", "arguments": {"a": [1]}},
-    {"tool_call_id": "c2", "function_name": "g", "arguments": "{}", "extra": {}},
-]
-CALLING: dict[str, Any] = {
-    "source": "agent",
-    "message": "",
-    "reasoning_content": "r",
-    "tool_calls": STEP_CALLS,
-    "observation": {"results": [{"source_call_id": "c2", "content": "漢"}, {"content": [{"text": "t"}]}]},
-}
-METRICS = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 40], "logprobs": [-0.5, None], "cost_usd": 0.25}
-SAID = {"source": "agent", "message": "b", "metrics": METRICS, "llm_call_count": 1, "observation": None}
-TOLD = {"observation": {"results": [{"content": "t"}]}, "is_copied_context": True, "source": "agent", "message": "m"}
-ONE = {**CALLING, "tool_calls": STEP_CALLS[:1], "observation": {"results": [{"content": "t"}], "n": 1}}
-REFERENCE = {"content": "t", "subagent_trajectory_ref": [{"trajectory_id": "a", "trajectory_path": None}]}
-REFERRING = {
-    "schema_version": "ATIF-v1.7",
-    "trajectory_id": "t",
-    "steps": [TASK, {"source": "agent", "message": "m", "observation": {"results": [REFERENCE]}}],
-}
-HELD = {"trajectory_id": "a", "schema_version": "ATIF-v1.7", "steps": [TASK, TOLD], "agent": AGENT, "x": 1}
-OTHER_HELD = {**HELD, "trajectory_id": "é", "source": None, "subagent_trajectories": []}
 OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
-    "atif": [
-        {"schema_version": "ATIF-v1.7", "trajectory_id": "t", "agent": AGENT, "steps": [TASK, CALLING, SAID]},
-        {"steps": [{"source": "system", "message": "s"}, TOLD, ONE], "schema_version": "ATIF-v1.4", "source": "o"},
-        {"schema_version": "ATIF-v1.5", "agent": {}, "steps": [{**SAID, "llm_call_count": 0}], "reward": 1.0, "x": ""},
-        {**REFERRING, "source": "o", "subagent_trajectories": [{**HELD, "subagent_trajectories": [HELD]}, OTHER_HELD]},
-    ],
     "sharegpt": [
         {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ответ"}]},
         {"conversations": [{"from": "human", "value": "hi", "weight": 0}], "system": "Be brief.", "tools": "[]"},

@@ -24,21 +24,18 @@ static void *room(int64_t count, size_t size)
 static int64_t totals[4], renderings_known, written_documents;
 
 static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
-                                EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS,
-                                ANSWER, QUESTION, ONLY_NULL, SUBAGENTS, ID};
+                                EMPTY, EMPTY, SYSTEM_TEXT, CALLS,  ANSWER,  QUESTION, REPEATED,
+                                SCORE, SCORE + 1};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
-                                         "messages_json", "history",       "label", "system", "steps", "schema_version",
-                                         "agent",         "calls",         "chosen", "prompt", "margin",
-                                         "subagent_trajectories", "trajectory_id"};
+                                         "messages_json", "history",       "label", "system", "calls", "chosen",
+                                         "prompt",        "rejected",      "margin", "chosen_score"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
                                  WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME,
-                                 ROLE,   CONTENT, METRICS,    OBSERVATION, TRAIN,   WEIGHT,      TOKEN_IDS,
-                                 PROMPT_TOKEN_IDS, LOGPROBS, FINISH_REASON};
+                                 TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, FINISH_REASON, PASSED_FIELD, NULL_FIELD, EMPTY_FIELD};
 static const char *const FIELD_NAMES[] = {"role",   "from",  "content",      "value",     "reasoning_content", "thinking",
                                           "tool_calls", "weight", "train", "tool_call_id", "recipient", "channel",
-                                          "content_type", "name", "source", "message", "metrics", "observation",
-                                          "is_copied_context", "llm_call_count", "token_ids", "prompt_token_ids", "logprobs",
-                                          "finish_reason"};
+                                          "content_type", "name", "token_ids", "prompt_token_ids", "logprobs", "finish_reason",
+                                          "refusal", "function_call", "images"};
 static const int64_t ROLES[] = {SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL, USER, ASSISTANT, TOOL, ASSISTANT};
 static const char *const ROLE_NAMES[] = {"system", "developer", "user", "assistant", "tool", "human", "gpt", "observation", "agent"};
 
@@ -83,7 +80,7 @@ static shape_arrays shape_of(const char *const *names, const int64_t *meanings, 
 static void scan(const uint8_t *data, int64_t size, const shape_names *names, int64_t share, int as_texts)
 {
     const int64_t lines = as_texts ? 1 : chatmill_count_lines(data, 0, size), part = size * share / 16;
-    const int64_t records = lines + part / 89;
+    const int64_t records = lines;
     columns c = {.line_capacity = records,
                  .message_capacity = part / 8,
                  .call_capacity = part / 39,
@@ -91,7 +88,9 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
                  .weight_capacity = part / 8,
                  .text_capacity = 3 * part,
                  .json_capacity = 2 * part,
-                 .unused_capacity = part / 4};
+                 .unused_capacity = part / 4,
+                 .extra_capacity = part / 4,
+                 .score_capacity = part / 4};
     texts *const columns_of[] = {&c.ids,      &c.sources,   &c.tools,      &c.listed,         &c.options,
                                  &c.contents, &c.reasoning, &c.call_names, &c.call_arguments, &c.call_ids};
     for (int i = 0; i < 10; i++) {
@@ -110,20 +109,22 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     c.text = room(c.text_capacity, 1);
     c.json = room(c.json_capacity, 1);
     c.unused = room(c.unused_capacity, sizeof(unused_field));
+    c.extras = room(c.extra_capacity, sizeof(extra_field));
+    c.scores = room(c.score_capacity, sizeof(score));
     const int64_t offsets[2] = {0, size};
     const int64_t found = as_texts ? chatmill_scan_texts(data, size, offsets, 1, names, &c)
                                    : chatmill_scan(data, 0, size, names, &c);
     if (found != lines) abort();
     if (!as_texts && share == 16) {
         totals[0] += lines;
-        for (int64_t i = 0; i < c.lines; i++) totals[1] += c.read[i] && (!i || c.line_starts[i] > c.line_starts[i - 1]);
+        for (int64_t i = 0; i < c.lines; i++) totals[1] += c.read[i];
         totals[2] += c.messages;
         totals[3] += c.calls;
     }
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
     free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
     free(c.call_orders), free(c.rare), free(c.weights), free(c.text), free(c.json);
-    free(c.unused);
+    free(c.unused), free(c.extras), free(c.scores);
 }
 
 /* Tokens, texts and bytes that are those of a line, right or wrong as they come. */

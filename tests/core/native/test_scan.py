@@ -74,6 +74,9 @@ READ = [
     *map(with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 1234.5678']),
     *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "y": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
     with_call(b'{"function": {"name": "f", "arguments": [1, {"a": "b"}]}}'),
+    with_call(b'{"index": 0, "function": {"strict": {"strict": true}, "name": "f", "arguments": ""}, "x": []}'),
+    *map(with_field, [b'"": 1', b'"names": ""', b'"id": "m1", "at": {"id": [1.5, {"x": 1}]}, "x": null, "trai": 1']),
+    *map(with_field, [b'"function_call": null', b'"images": [], "audios": null', b'"x": ' + b"[" * 96 + b"]" * 96]),
     b'\t {"messages":[{"role":"user","content":"hi"}],"":1,"messages_jso":1,"messages_json_":2}\r \t',
     b'{"id": null, "source": null, "tools": null, "messages": [{"role": "user", "content": "hi"}]}',
 ]
@@ -89,12 +92,14 @@ DECLINED = [
     *map(with_content, [b"\xf5\x80\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc3(", b"\xe2(\x82", b"\xf0\x9f(\x98"]),
     *map(
         with_field,
-        [b'"role": "user"', b'"content": "x"', b'"weight": -1', b'"nam\\u0065": "x"', b'"name": 1', b'"": 1'],
+        [b'"role": "user"', b'"content": "x"', b'"weight": -1', b'"nam\\u0065": "x"', b'"name": 1', b'"x": 1, "x": 1'],
     ),
-    *map(with_field, [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"function_call": null']),
+    *map(with_field, [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"function_call": {}']),
     *map(
-        with_field, [b'"names": ""', b'"weight": 1e3', b'"weight": true', b'"weight": 1234567890123456', b'"train": 0']
+        with_field,
+        [b'"\\u0078": 1', b'"loss_mask": 1', b'"Train_on": 1', b'"images": ["a"]', b'"x": nul', b'"x": {"a": 1,}'],
     ),
+    *map(with_field, [b'"weight": 1e3', b'"weight": true', b'"weight": 1234567890123456', b'"train": 0']),
     *map(with_field, [b'"channel": 1', b'"thinking": "a", "reasoning_content": "a"', b'"train": tru', b'"weight": .5']),
     *map(with_field, [b'"weight": 1.']),
     *map(with_call, [b"", b'{"id": "1"}', b'{"function": {"name": "f"}}', b'{"function": {"arguments": "f"}}']),
@@ -104,7 +109,8 @@ DECLINED = [
         with_call,
         [b'{"function": {"name": "f", "arguments": {"a": 1.5}}}', b'{"function": {"name": "f", "arguments"}}'],
     ),
-    *map(with_call, [b'{"function": ' + FUNCTION + b', "x": 1}', b'{"function": ' + FUNCTION + b', "id": 1}']),
+    *map(with_call, [b'{"function": ' + FUNCTION + b', "mask": 1}', b'{"function": ' + FUNCTION + b', "id": 1}']),
+    with_call(b'{"function": {"name": "f", "arguments": "", "x": 1, "x": 1}}'),
     *map(with_parts, [b"1", b"{}", b'{"type": "image", "text": "x"}', b'{"type": "text"}', b'{"text": null}', b'""']),
     *map(with_parts, [b'{"text": "a", "text": "b"}', b'{"type": "system_content"}', b'{"t\\u0065xt": "a"}']),
     *map(
@@ -150,10 +156,12 @@ def values(column: Any) -> Any:
 
 
 def columns(found: Scanned) -> dict[str, Any]:
-    names = [name for name in Scanned.__slots__ if name not in ("line_starts", "line_stops", "messages", "unused")]
+    in_data = ("line_starts", "line_stops", "messages", "unused", "extras")
+    names = [name for name in Scanned.__slots__ if name not in in_data]
     messages = {name: values(getattr(found.messages, name)) for name in found.messages.__slots__}
     texts = {name: values(getattr(found, name)) for name in names}
-    return texts | {"messages": messages, "unused": found.unused[:, ::2].tolist()}
+    extras = found.extras[["message", "length", "value_length", "holds"]].tolist()
+    return texts | {"messages": messages, "unused": found.unused[:, ::2].tolist(), "extras": extras}
 
 
 @cache

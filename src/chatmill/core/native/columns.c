@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 26 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 27 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
 
@@ -44,21 +44,18 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as 
 #include "listed.h"
 #include "names.h"
 #include "messages.h"
-#include "steps.h"
 #include "records.h"
 
 EXPORT int64_t chatmill_abi_version(void) { return ABI_VERSION; }
 
 EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 
-/* What the records of a line from `first` on add for good. */
-static void commit(scanner *s, int64_t first)
+/* What a record adds for good. */
+static void commit(scanner *s, int64_t line)
 {
     columns *out = s->out;
-    for (int64_t i = first; i < out->lines; i++) {
-        const range from = {out->sources.starts[i], out->sources.lengths[i]};
-        if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
-    }
+    const range from = {out->sources.starts[line], out->sources.lengths[line]};
+    if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
     out->messages = s->at.messages;
     out->calls = s->at.calls;
     out->rares = s->at.rares;
@@ -66,6 +63,8 @@ static void commit(scanner *s, int64_t first)
     out->text_bytes = s->at.text;
     out->json_bytes = s->at.json;
     out->unused_count = s->at.unused;
+    out->extra_count = s->at.extras;
+    out->score_count = s->at.scores;
 }
 
 /* Makes one record without anything of a line. */
@@ -74,43 +73,41 @@ static void decline(scanner *s, int64_t line)
     columns *out = s->out;
     const range none = {0, ABSENT};
     s->at = (counts){out->messages,   out->calls,      out->rares,       out->weight_count,
-                     out->text_bytes, out->json_bytes, out->unused_count};
+                     out->text_bytes, out->json_bytes, out->unused_count, out->extra_count,
+                     out->score_count};
     texts *const of_line[] = {&out->ids, &out->sources, &out->tools, &out->listed, &out->options};
     for (int i = 0; i < 5; i++) set_text(of_line[i], line, none);
     out->message_offsets[line + 1] = out->messages;
     out->lines = line + 1;
 }
 
-/* The records of a line that begins at `p`, up to a line feed or the end; of a text one, up to the end alone. NULL where
- * they are declined. */
+/* The record that begins at `p`, up to a line feed or the end; of a text, up to the end alone. NULL where it is
+ * declined. */
 static place line_at(scanner *s, place p, int is_text)
 {
-    columns *out = s->out;
-    const int64_t first = out->lines;
-    s->reference_count = s->keys->count = 0;
-    if ((p = record(s, p, first, NULL))) p = space(s, p);
-    if (!p || (p < s->stop && (is_text || *p != '\n')) || (is_text && out->lines > first + 1)) {
-        decline(s, first);
+    const int64_t line = s->out->lines;
+    s->keys->count = 0;
+    if ((p = record(s, p))) p = space(s, p);
+    if (!p || (p < s->stop && (is_text || *p != '\n'))) {
+        decline(s, line);
         return NULL;
     }
-    commit(s, first);
+    commit(s, line);
     return p;
 }
 
-/* Notes where the records of a line are, from `first` on. */
-static void note_line(columns *out, int64_t first, int64_t start, int64_t stop, int is_read)
+/* Notes where the record of a line is. */
+static void note_line(columns *out, int64_t line, int64_t start, int64_t stop, int is_read)
 {
-    for (int64_t i = first; i < out->lines; i++) {
-        out->line_starts[i] = start;
-        out->line_stops[i] = stop;
-        out->read[i] = (uint8_t)is_read;
-    }
+    out->line_starts[line] = start;
+    out->line_stops[line] = stop;
+    out->read[line] = (uint8_t)is_read;
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */
 static scanner begun(place data, shape *names, columns *out, passed_keys *keys)
 {
-    out->unused_count = 0;
+    out->unused_count = out->extra_count = out->score_count = 0;
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
     scanner s = {.out = out, .names = names, .data = data, .keys = keys, .last_role = &names->of_role.start};
@@ -140,12 +137,11 @@ EXPORT int64_t chatmill_scan(place data, int64_t start, int64_t stop, const shap
     scanner s = begun(data, &table, out, &keys);
     s.stop = data + stop;
     for (place p = data + start; p < s.stop; count++) {
-        const int64_t first = out->lines;
-        if (first >= out->line_capacity) return -1;
+        if (count >= out->line_capacity) return -1;
         const place begin = p, end = line_at(&s, p, 0);
         p = end ? end : memchr(begin, '\n', (size_t)(s.stop - begin));
         p = p && p < s.stop ? p + 1 : s.stop;
-        note_line(out, first, begin - data, p - data, end != NULL);
+        note_line(out, count, begin - data, p - data, end != NULL);
     }
     return count;
 }

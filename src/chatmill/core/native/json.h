@@ -10,7 +10,6 @@
 #define MAX_OTHER_KEYS 64
 #define MAX_NUMBER 64
 #define KNOWN_SOURCES 16
-#define MAX_HELD 1024 /* trajectories that one line may hold, and references to them */
 #define MAX_PASSED_KEYS 1024
 #define MAX_EXPONENT 2 /* digits: with MAX_NUMBER in all, float64 holds every such number */
 
@@ -36,6 +35,18 @@ typedef struct {
     int64_t line, start, length;
 } unused_field;
 
+/* A field of a message that means nothing here: where its name and its value are in the data. */
+typedef struct {
+    int64_t message, start, length, value, value_length;
+    int64_t holds; /* whether there is something in it */
+} extra_field;
+
+/* A number that a record says about its answers, and which one it is. */
+typedef struct {
+    int64_t line, which;
+    double value;
+} score;
+
 /* A column of texts. */
 typedef struct {
     int64_t *starts, *lengths;
@@ -50,8 +61,8 @@ static inline void set_text(texts *column, int64_t at, range text)
 /* What `scan.py` hands over; the pointers are arrays with room for the capacities below. */
 typedef struct {
     int64_t line_capacity, message_capacity, call_capacity, rare_capacity, weight_capacity, text_capacity, json_capacity;
-    int64_t unused_capacity;
-    int64_t *line_starts, *line_stops; /* of each record: a line may hold several */
+    int64_t unused_capacity, extra_capacity, score_capacity;
+    int64_t *line_starts, *line_stops;
     uint8_t *read;
     int64_t *message_offsets; /* one more than lines */
     texts ids, sources;
@@ -67,19 +78,15 @@ typedef struct {
     uint8_t *text; /* texts without their escapes */
     uint8_t *json; /* JSON that is written anew */
     unused_field *unused;
+    extra_field *extras;
+    score *scores;
     int64_t lines, messages, calls, rares, weight_count, text_bytes, json_bytes; /* how many there are in the end */
-    int64_t unused_count;
+    int64_t unused_count, extra_count, score_count;
 } columns;
 
 typedef struct {
-    int64_t messages, calls, rares, weights, text, json, unused;
+    int64_t messages, calls, rares, weights, text, json, unused, extras, scores;
 } counts;
-
-/* The step of a trajectory that refers to a subagent, whose id is in the text. */
-typedef struct {
-    range id;
-    int64_t step;
-} reference;
 
 /* Hashes of the keys of objects that are passed over: those of an object follow those of the one it is in. */
 typedef struct {
@@ -100,11 +107,8 @@ typedef struct {
     range known_sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
     int64_t source_count;
     name *last_role;
-    int is_call; /* whether messages are calls: answers that are nothing but tokens */
-    int is_optional;    /* whether a record may have no list of messages */
-    int64_t step, first_call; /* the number of the step that is being read, and its first call */
-    reference references[MAX_HELD];
-    int64_t reference_count;
+    int is_call;     /* whether messages are calls: answers that are nothing but tokens */
+    int is_optional; /* whether a record may have no list of messages */
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

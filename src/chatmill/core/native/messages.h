@@ -7,10 +7,10 @@
         key = (bit);                                                                                                   \
     }
 
-/* After the colon, with the key noted in `seen`; a second one, like an unknown one (0), is declined. */
+/* After the colon, with the key noted in `seen`; a second one is declined. */
 static inline place noted(const scanner *s, place p, unsigned key, unsigned *seen)
 {
-    if (!key || (*seen & key)) return NULL;
+    if (*seen & key) return NULL;
     *seen |= key;
     return after(s, p, ':');
 }
@@ -37,6 +37,16 @@ static int keep(scanner *s, place text, int64_t length)
     return 1;
 }
 
+/* Whether a value is null, or an empty text, list or object. */
+static int is_nothing(const scanner *s, place p)
+{
+    if (IS(s, p, "null") || IS(s, p, "\"\"")) return 1;
+    if (p == s->stop || (*p != '[' && *p != '{')) return 0;
+    const uint8_t end = *p == '[' ? ']' : '}';
+    p = space(s, p + 1);
+    return p < s->stop && *p == end;
+}
+
 /* Arguments: a text as it is, an object or a list as JSON. */
 static place arguments(scanner *s, place p, range *found)
 {
@@ -49,86 +59,6 @@ static place arguments(scanner *s, place p, range *found)
     found->length = json.length;
     s->at.json = written;
     return keep(s, s->out->json + json.start, json.length) ? p : NULL;
-}
-
-enum { FUNCTION_NAME = 1, ARGUMENTS = 2, ARGUMENTS_FIRST = 64 };
-
-static place function(scanner *s, place p, int64_t call)
-{
-    columns *out = s->out;
-    unsigned seen = 0;
-    for (int more = 1; more;) {
-        unsigned key = 0;
-        range text;
-        if (p == s->stop || *p++ != '"') return NULL;
-        KEY("name", FUNCTION_NAME)
-        else KEY("arguments", ARGUMENTS)
-        if (!(p = noted(s, p, key, &seen))) return NULL;
-        if (seen == ARGUMENTS) out->call_orders[call] = ARGUMENTS_FIRST;
-        if (key == FUNCTION_NAME) {
-            if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
-            set_text(&out->call_names, call, text);
-        } else {
-            if (!(p = arguments(s, p, &text))) return NULL;
-            set_text(&out->call_arguments, call, text);
-        }
-        if ( !(p = separator(s, p, '}', &more))) return NULL;
-    }
-    return seen == (FUNCTION_NAME | ARGUMENTS) ? p : NULL;
-}
-
-enum { FUNCTION = 1, CALL_ID = 2, CALL_TYPE = 4 };
-
-static place call(scanner *s, place p)
-{
-    columns *out = s->out;
-    if (s->at.calls >= out->call_capacity) return NULL;
-    unsigned seen = 0, order = 0, last = 0; /* the keys in base 4, as in core.conversation */
-    int unusual = 0;
-    range id = {0, ABSENT};
-    out->call_orders[s->at.calls] = 0;
-    for (int more = 1; more;) {
-        unsigned key = 0;
-        int64_t length;
-        if (p == s->stop || *p++ != '"') return NULL;
-        KEY("function", FUNCTION)
-        else KEY("id", CALL_ID)
-        else KEY("type", CALL_TYPE)
-        if (!(p = noted(s, p, key, &seen))) return NULL;
-        const unsigned digit = key == CALL_ID ? 1 : key == CALL_TYPE ? 2 : 3;
-        unusual |= digit < last;
-        order = 4 * order + (last = digit);
-        switch (key) {
-        case FUNCTION:
-            if (!(p = after(s, p, '{'))) return NULL;
-            p = function(s, p, s->at.calls);
-            break;
-        case CALL_ID: p = text_or_null(s, p, &id); break;
-        default: p = passed_text(s, p, &length);
-        }
-        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
-    }
-    if (unusual) out->call_orders[s->at.calls] |= (uint8_t)order;
-    set_text(&out->call_ids, s->at.calls++, id);
-    return seen & FUNCTION ? p : NULL;
-}
-
-/* The objects of a list, each read by `one`. */
-static place objects(scanner *s, place p, place (*one)(scanner *, place))
-{
-    if (!(p = after(s, p, '['))) return NULL;
-    for (int more = 1; more;) {
-        if (!(p = after(s, p, '{')) || !(p = one(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
-    }
-    return p;
-}
-
-/* The same where there may be none. */
-static place objects_or_none(scanner *s, place p, place (*one)(scanner *, place))
-{
-    if (IS(s, p, "null")) return p + 4;
-    const place first = after(s, p, '[');
-    return first && first < s->stop && *first == ']' ? first + 1 : objects(s, p, one);
 }
 
 /* Whether a key begins as those do by which people say how something is trained (core/part_training.py). */
@@ -160,10 +90,99 @@ static place passed_member(const scanner *s, place p, int64_t first)
     return (p = passed_key(s, p, first)) ? passed_value(s, p, 4) : NULL;
 }
 
-/* The same of a message or of a part of one: a key that speaks of training is declined. */
+/* The same of a part of a message: a key that speaks of training is declined. */
 static place passed_of_message(const scanner *s, place p, int64_t first)
 {
     return speaks_of_training(s, p) ? NULL : passed_member(s, p, first);
+}
+
+enum { FUNCTION_NAME = 1, ARGUMENTS = 2, ARGUMENTS_FIRST = 64 };
+
+static place function(scanner *s, place p, int64_t call)
+{
+    columns *out = s->out;
+    const int64_t first_key = s->keys->count;
+    unsigned seen = 0;
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        range text;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("name", FUNCTION_NAME)
+        else KEY("arguments", ARGUMENTS)
+        if (key && !(p = noted(s, p, key, &seen))) return NULL;
+        if (seen == ARGUMENTS) out->call_orders[call] = ARGUMENTS_FIRST;
+        if (key == FUNCTION_NAME) {
+            if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
+            set_text(&out->call_names, call, text);
+        } else if (key) {
+            if (!(p = arguments(s, p, &text))) return NULL;
+            set_text(&out->call_arguments, call, text);
+        } else if (!(p = passed_of_message(s, p, first_key))) {
+            return NULL;
+        }
+        if (!(p = separator(s, p, '}', &more))) return NULL;
+    }
+    s->keys->count = first_key;
+    return seen == (FUNCTION_NAME | ARGUMENTS) ? p : NULL;
+}
+
+enum { FUNCTION = 1, CALL_ID = 2, CALL_TYPE = 4 };
+
+static place call(scanner *s, place p)
+{
+    columns *out = s->out;
+    if (s->at.calls >= out->call_capacity) return NULL;
+    const int64_t first_key = s->keys->count;
+    unsigned seen = 0, order = 0, last = 0; /* the keys in base 4, as in core.conversation */
+    int unusual = 0;
+    range id = {0, ABSENT};
+    out->call_orders[s->at.calls] = 0;
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        int64_t length;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("function", FUNCTION)
+        else KEY("id", CALL_ID)
+        else KEY("type", CALL_TYPE)
+        if (key) {
+            if (!(p = noted(s, p, key, &seen))) return NULL;
+            const unsigned digit = key == CALL_ID ? 1 : key == CALL_TYPE ? 2 : 3;
+            unusual |= digit < last;
+            order = 4 * order + (last = digit);
+        }
+        switch (key) {
+        case FUNCTION:
+            if (!(p = after(s, p, '{'))) return NULL;
+            p = function(s, p, s->at.calls);
+            break;
+        case CALL_ID: p = text_or_null(s, p, &id); break;
+        case CALL_TYPE: p = passed_text(s, p, &length); break;
+        default: p = passed_of_message(s, p, first_key);
+        }
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    s->keys->count = first_key;
+    if (unusual) out->call_orders[s->at.calls] |= (uint8_t)order;
+    set_text(&out->call_ids, s->at.calls++, id);
+    return seen & FUNCTION ? p : NULL;
+}
+
+/* The objects of a list, each read by `one`. */
+static place objects(scanner *s, place p, place (*one)(scanner *, place))
+{
+    if (!(p = after(s, p, '['))) return NULL;
+    for (int more = 1; more;) {
+        if (!(p = after(s, p, '{')) || !(p = one(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
+    }
+    return p;
+}
+
+/* The same where there may be none. */
+static place objects_or_none(scanner *s, place p, place (*one)(scanner *, place))
+{
+    if (IS(s, p, "null")) return p + 4;
+    const place first = after(s, p, '[');
+    return first && first < s->stop && *first == ']' ? first + 1 : objects(s, p, one);
 }
 
 enum { TEXT_PART = 1, SYSTEM_PART, DEVELOPER_PART };
@@ -377,6 +396,29 @@ typedef struct {
     range sampled, sent, logprobs; /* the tokens that were sampled, and those of their prompt */
 } message_parts;
 
+/* Notes a field of a message that means nothing here; its name of so many bytes and its value are before `end`. */
+static int add_extra(scanner *s, int64_t message, place name, int64_t length, place value, place end)
+{
+    columns *out = s->out;
+    if (s->at.extras >= out->extra_capacity) return 0;
+    const place data = s->data;
+    out->extras[s->at.extras++] =
+        (extra_field){message, name - data, length, value - data, end - value, !is_nothing(s, value)};
+    return 1;
+}
+
+/* A field of a message that nobody has named, from after the opening quote of its name. One by which people say how
+ * something is trained is declined. */
+static place unnamed_field(scanner *s, place p, int64_t message, int64_t first_key)
+{
+    int64_t length;
+    const place name = p;
+    if (speaks_of_training(s, p) || !(p = string(s, p, &length)) || length != p - 1 - name) return NULL;
+    if (!is_new_key(s, first_key, length) || !(p = after(s, p, ':'))) return NULL;
+    const place value = p;
+    return (p = passed_value(s, p, 4)) && add_extra(s, message, name, length, value, p) ? p : NULL;
+}
+
 static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
 {
     range text;
@@ -399,6 +441,8 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
     case TOKEN_IDS: return numbers(s, p, meaning, &m->sampled);
     case PROMPT_TOKEN_IDS: return numbers(s, p, meaning, &m->sent);
     case LOGPROBS: return numbers(s, p, meaning, &m->logprobs);
+    case PASSED_FIELD: return passed_value(s, p, 4);
+    case NULL_FIELD: return IS(s, p, "null") ? p + 4 : NULL;
     default: return (p = text_or_null(s, p, &text)) && add_rare(s, number, meaning, text) ? p : NULL;
     }
 }
@@ -450,11 +494,21 @@ static place message(scanner *s, place p)
     name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
+        const place given = p;
         if (name_at(s, p, &s->names->of_message, &key)) {
             if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
-            p = message_field(s, p, number, key->meaning, &m);
-        } else { /* of a call nothing else is kept */
-            p = s->is_call ? passed_of_message(s, p, first_key) : NULL;
+            if (key->meaning != EMPTY_FIELD) {
+                p = message_field(s, p, number, key->meaning, &m);
+            } else if (is_nothing(s, p)) { /* like one that nobody has named */
+                const place value = p;
+                if ((p = passed_value(s, p, 4)) && !add_extra(s, number, given, key->length - 1, value, p)) return NULL;
+            } else {
+                return NULL;
+            }
+        } else if (s->is_call) { /* of a call nothing else is kept */
+            p = passed_of_message(s, p, first_key);
+        } else {
+            p = unnamed_field(s, p, number, first_key);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }

@@ -6,11 +6,12 @@
 
 #define MAX_NAMES 32
 
-enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, EMPTY, CALLS, SYSTEM_TEXT, STEPS, VERSION, AGENT,
-       ANSWER, QUESTION, ONLY_NULL, SUBAGENTS, OWN_CALL = 32 /* and what it means in a call */ };
+enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, EMPTY, CALLS, SYSTEM_TEXT, ANSWER, QUESTION, ONLY_NULL, REPEATED,
+       SCORE = 16, /* and which one it is */
+       OWN_CALL = 32 /* and what it means in a call */ };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
-       ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, METRICS, OBSERVATION };
-enum { STRUCTURED = OBSERVATION + 1 }; /* a field of `rare_text` that no key names */
+       ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, PASSED_FIELD, NULL_FIELD, EMPTY_FIELD };
+enum { STRUCTURED = EMPTY_FIELD + 1 }; /* a field of `rare_text` that no key names */
 
 /* What `scan.py` hands over: names one after another, of records, of messages, and of roles. */
 typedef struct {

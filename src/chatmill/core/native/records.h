@@ -1,25 +1,24 @@
 /* Records: messages in a list, a system text before them, and what is said about them. */
 
+#define MAX_REPEATED 2 /* lists of a record that may repeat its answer */
+
 typedef struct {
     place at;
     int64_t length;
     int holds; /* whether there is something in it */
 } other_key;
 
-typedef struct record_parts record_parts;
-
-struct record_parts {
-    const record_parts *parent; /* the trajectory that holds this one, or NULL */
-    place held;                 /* the list of those that this one holds, or NULL */
-    int64_t first_reference, reference_stop; /* to these */
+typedef struct {
     range id, source, tools, listed, options, system;
     range sampled, sent, logprobs, finish; /* of the call that the record is; a prompt may be that of listed calls */
-    int lists;                             /* of messages */
-    int steps, versions;                   /* of a trajectory, which has both */
+    int lists;                               /* of messages */
+    place answer, answer_end;                /* as it is written */
+    place repeated[MAX_REPEATED], repeated_end[MAX_REPEATED]; /* lists that are to be written like the answer */
+    int repeated_count;
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
     int other_count;
-};
+} record_parts;
 
 /* A key that means nothing here, from after its opening quote; one with an escape, or that was there, is declined. */
 static place unknown_key(const scanner *s, place p, record_parts *r)
@@ -32,16 +31,6 @@ static place unknown_key(const scanner *s, place p, record_parts *r)
     }
     r->others[r->other_count++] = (other_key){begin, length, 1};
     return after(s, p, ':');
-}
-
-/* Whether a value is null, or an empty text, list or object. */
-static int is_nothing(const scanner *s, place p)
-{
-    if (IS(s, p, "null") || IS(s, p, "\"\"")) return 1;
-    if (p == s->stop || (*p != '[' && *p != '{')) return 0;
-    const uint8_t end = *p == '[' ? ']' : '}';
-    p = space(s, p + 1);
-    return p < s->stop && *p == end;
 }
 
 /* Notes the fields of a record that mean nothing and hold something. */
@@ -121,22 +110,19 @@ static place tools(scanner *s, place p, range *found, range *lines)
     return p;
 }
 
-/* The agent of a trajectory, of which nothing but the tools matters. */
-static place agent(scanner *s, place p, record_parts *r)
+/* A number that a record says about its answers; null is none. */
+static place score_of(scanner *s, place p, int which)
 {
-    const int64_t first_key = s->keys->count;
-    unsigned seen = 0;
-    int more;
+    columns *out = s->out;
+    char text[MAX_NUMBER + 1], *read;
     if (IS(s, p, "null")) return p + 4;
-    for (p = opened(s, p, &more); p && more;) {
-        unsigned key = 0;
-        if (p == s->stop || *p++ != '"') return NULL;
-        KEY("tool_definitions", 1)
-        if (key && !(p = noted(s, p, key, &seen))) return NULL;
-        p = key ? tools(s, p, &r->tools, &r->listed) : passed_member(s, p, first_key);
-        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
-    }
-    s->keys->count = first_key;
+    const place begin = p, first = p < s->stop && *p == '-' ? p + 1 : p;
+    if (first == s->stop || *first < '0' || *first > '9' || !(p = number(s, p))) return NULL;
+    memcpy(text, begin, (size_t)(p - begin));
+    text[p - begin] = 0;
+    const double value = strtod(text, &read);
+    if (*read || s->at.scores >= out->score_capacity) return NULL; /* another decimal point in this locale */
+    out->scores[s->at.scores++] = (score){out->lines, which, value};
     return p;
 }
 
@@ -160,24 +146,19 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         s->is_call = 1;
         if (IS(s, p, "null")) return p + 4; /* fall through */
     case LIST: return r->lists++ ? NULL : objects(s, p, message);
-    case STEPS:
-        s->step = 0;
-        return r->lists++ ? NULL : (r->steps = 1, objects(s, p, step));
-    case SUBAGENTS:
-        if (!is_nothing(s, p)) r->held = p;
-        return passed_value(s, p, 2);
-    case VERSION:
-        r->versions = IS(s, p, "\"ATIF-v1.");
-        return r->versions ? passed_value(s, p, 2) : NULL;
-    case AGENT: return agent(s, p, r);
-    case ANSWER: return r->lists++ ? NULL : said_by(s, p, ASSISTANT);
+    case ANSWER:
+        r->answer = p;
+        return r->lists++ ? NULL : (r->answer_end = said_by(s, p, ASSISTANT));
+    case REPEATED:
+        if (is_nothing(s, p)) return passed_value(s, p, 2);
+        if (*p != '[' || r->repeated_count == MAX_REPEATED) return NULL;
+        r->repeated[r->repeated_count] = p;
+        return r->repeated_end[r->repeated_count++] = passed_value(s, p, 2);
     case QUESTION:
         if (IS(s, p, "null")) return p + 4;
         return r->lists++ ? NULL : said_by(s, p, USER);
     case ONLY_NULL: return IS(s, p, "null") ? p + 4 : NULL;
-    case ID:
-        if (r->parent && (p == s->stop || *p != '"')) return NULL;
-        return record_id(s, p, &r->id);
+    case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
     case OPTIONS:
@@ -191,7 +172,8 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
     case OWN_CALL + PROMPT_TOKEN_IDS: return numbers(s, p, PROMPT_TOKEN_IDS, &r->sent);
     case OWN_CALL + LOGPROBS: return numbers(s, p, LOGPROBS, &r->logprobs);
     case OWN_CALL + FINISH_REASON: return text_or_null(s, p, &r->finish);
-    default: return is_nothing(s, p) ? passed_value(s, p, 2) : NULL; /* EMPTY */
+    case EMPTY: return is_nothing(s, p) ? passed_value(s, p, 2) : NULL;
+    default: return score_of(s, p, key->meaning - SCORE);
     }
 }
 
@@ -210,6 +192,7 @@ static int shift_messages(scanner *s, const counts *before)
     memmove(out->call_offsets + first + 1, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
     for (int64_t i = before->rares; i < s->at.rares; i++) out->rare[i].message++;
     for (int64_t i = before->weights; i < s->at.weights; i++) out->weights[i].message++;
+    for (int64_t i = before->extras; i < s->at.extras; i++) out->extras[i].message++;
     s->at.messages++;
     return 1;
 }
@@ -260,21 +243,28 @@ static int place_calls(scanner *s, const record_parts *r, const counts *before)
     return 1;
 }
 
-/* The members of a record and its messages; it has the source and the options of its parent unless it has its own. */
+/* Whether the lists that repeat the answer are written like it. */
+static int repeats_answer(const record_parts *r)
+{
+    for (int i = 0; i < r->repeated_count; i++) {
+        const ptrdiff_t size = r->repeated_end[i] - r->repeated[i];
+        if (!r->answer || size != r->answer_end - r->answer || memcmp(r->repeated[i], r->answer, (size_t)size)) return 0;
+    }
+    return 1;
+}
+
+/* The members of a record and its messages. */
 static place members(scanner *s, place p, record_parts *parts)
 {
     const counts before = s->at;
     name_table *table = &s->names->of_record;
     const range none = {0, ABSENT};
     name *last = &table->start;
-    parts->id = parts->tools = parts->listed = parts->system = none;
-    parts->source = parts->parent ? parts->parent->source : none;
-    parts->options = parts->parent ? parts->parent->options : none;
+    parts->id = parts->source = parts->tools = parts->listed = parts->options = parts->system = none;
     parts->sampled = parts->sent = parts->logprobs = parts->finish = none;
-    parts->lists = parts->steps = parts->versions = parts->other_count = s->is_call = 0;
+    parts->lists = parts->other_count = parts->repeated_count = s->is_call = 0;
+    parts->answer = NULL;
     parts->seen = 0;
-    parts->held = NULL;
-    parts->first_reference = s->reference_count;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
@@ -289,60 +279,17 @@ static place members(scanner *s, place p, record_parts *parts)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    parts->reference_stop = s->reference_count;
-    if (parts->steps != parts->versions) return NULL;
+    if (!repeats_answer(parts)) return NULL;
     return (s->is_call ? place_calls : place_system)(s, parts, &before) ? p : NULL;
 }
 
-/* Whether two texts are equal. */
-static int is_same(const scanner *s, range a, range b)
-{
-    return a.length == b.length && !memcmp(s->out->text + a.start, s->out->text + b.start, (size_t)a.length);
-}
-
-/* Writes a number at the end of the texts. */
-static int keep_number(scanner *s, int64_t number)
-{
-    uint8_t digits[20], *first = digits + sizeof digits;
-    do {
-        *--first = (uint8_t)('0' + number % 10);
-    } while (number /= 10);
-    return keep(s, first, digits + sizeof digits - first);
-}
-
-#define KEEP(s, literal) keep(s, (place)literal, sizeof literal - 1)
-
-/* Gives a subagent its whole id: that of its parent, the first step that refers to it if one does, and its own. 0 where
- * it has none, or one that is there from record `first` on. */
-static int name_subagent(scanner *s, record_parts *r, int64_t first, int64_t number)
+/* One record. */
+static place record(scanner *s, place p)
 {
     columns *out = s->out;
-    const record_parts *parent = r->parent;
-    const range own = r->id;
-    if (own.length <= 0) return 0;
-    int64_t at = parent->first_reference;
-    while (at < parent->reference_stop && !is_same(s, s->references[at].id, own)) at++;
-    r->id.start = s->at.text;
-    if (!keep(s, out->text + parent->id.start, parent->id.length) || !KEEP(s, "/")) return 0;
-    if (at < parent->reference_stop) {
-        if (!KEEP(s, "step-") || !keep_number(s, s->references[at].step) || !KEEP(s, "/")) return 0;
-    }
-    if (!keep(s, out->text + own.start, own.length)) return 0;
-    r->id.length = s->at.text - r->id.start;
-    for (int64_t i = first; i < number; i++) {
-        if (is_same(s, (range){out->ids.starts[i], out->ids.lengths[i]}, r->id)) return 0;
-    }
-    return 1;
-}
-
-/* One record, and after it those that it holds, each with its own; `first` is the first one of the line. */
-static place record(scanner *s, place p, int64_t first, const record_parts *parent)
-{
-    columns *out = s->out;
-    record_parts parts = {.parent = parent};
+    record_parts parts;
     const int64_t number = out->lines;
-    if (number >= out->line_capacity || number - first > MAX_HELD || !(p = members(s, p, &parts))) return NULL;
-    if (parent && !name_subagent(s, &parts, first, number)) return NULL;
+    if (number >= out->line_capacity || !(p = members(s, p, &parts))) return NULL;
     out->lines++;
     set_text(&out->ids, number, parts.id);
     set_text(&out->sources, number, parts.source);
@@ -351,12 +298,5 @@ static place record(scanner *s, place p, int64_t first, const record_parts *pare
     set_text(&out->options, number, parts.options);
     out->message_offsets[number + 1] = s->at.messages;
     note_unused(s, number, &parts);
-    if (parts.held) {
-        const int is_named = parts.id.length > 1 || (parts.id.length == 1 && out->text[parts.id.start] != '0');
-        place held = is_named ? after(s, parts.held, '[') : NULL; /* a number 0 is no name */
-        for (int more = 1; more;) {
-            if (!held || !(held = record(s, held, first, &parts)) || !(held = separator(s, held, ']', &more))) return NULL;
-        }
-    }
     return p;
 }

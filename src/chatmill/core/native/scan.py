@@ -25,7 +25,6 @@ Flags = NDArray[np.bool_]
 
 SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
 SMALLEST_FIELD = len(b'"":1')
-SMALLEST_HELD = len(b'{"trajectory_id":"a","schema_version":"ATIF-v1.","steps":[{"source":"user","message":""}]}')
 RARE = 40
 """Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
 SLACK = 64
@@ -48,20 +47,16 @@ class RecordField(IntEnum):
     """A list of calls: answers that are nothing but the ids of a prompt and those that were sampled."""
     SYSTEM = 8
     """A text that is a system message before those of the list, unless it is empty."""
-    STEPS = 9
-    """The list of a trajectory's steps."""
-    VERSION = 10
-    """That of a trajectory; another than 1 is declined."""
-    AGENT = 11
-    """An object that holds the tools of a trajectory."""
-    ANSWER = 12
+    ANSWER = 9
     """A list of messages, one message, or a text that the assistant says."""
-    QUESTION = 13
+    QUESTION = 10
     """A list of messages, or a text that the user says, unless it is empty. Under such names there may be neither."""
-    ONLY_NULL = 14
+    ONLY_NULL = 11
     """With anything but null in it the record is declined."""
-    SUBAGENTS = 15
-    """A list of records that a record holds: they come after it, with ids that name it."""
+    REPEATED = 12
+    """A list of messages; unless it is written like the answer, or empty, the record is declined."""
+    SCORE = 16
+    """A number about the answers. The second such name has 17, and so on, up to 16 of them."""
     FINISH_REASON = 32 + 13
     """From here on fields of the one call that a record is; its prompt may also be that of the calls of a list."""
     TOKEN_IDS = 32 + 14
@@ -89,20 +84,22 @@ class MessageField(IntEnum):
     TOKEN_IDS = 14
     PROMPT_TOKEN_IDS = 15
     LOGPROBS = 16
-    METRICS = 17
-    """An object with the tokens of a step."""
-    OBSERVATION = 18
-    """An object with what came back after a step: messages after its own."""
+    PASSED = 17
+    """A field that is passed over, whatever is in it."""
+    ONLY_NULL = 18
+    """With anything but null in it the record is declined."""
+    EMPTY = 19
+    """With anything in it the record is declined; else it is like a field without a name here."""
 
 
-_STRUCTURED = MessageField.OBSERVATION + 1
+_STRUCTURED = MessageField.EMPTY + 1
 
 
 class ShapeNames:
     """What a shape calls the fields of its records and messages, and the roles."""
 
     def __init__(
-        self, record: Mapping[str, RecordField], message: Mapping[str, MessageField], roles: Mapping[str, RoleCode]
+        self, record: Mapping[str, int], message: Mapping[str, MessageField], roles: Mapping[str, RoleCode]
     ) -> None:
         """More names than there is room for are a `ValueError`."""
         if max(len(record), len(message), len(roles)) > MAX_NAMES:
@@ -110,7 +107,6 @@ class ShapeNames:
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
         self.smallest_message = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
         """Bytes that one in a list has at least. Room is made for as many as there can be: too much costs time."""
-        self.holds_others = RecordField.SUBAGENTS in record.values()
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
         self._meanings = np.array([*record.values(), *message.values(), *roles.values()], dtype=np.uint8)
@@ -120,10 +116,7 @@ class ShapeNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scanned:
-    """R records with their messages; one that was declined (`read` is false) has no messages and no texts.
-
-    A line has one record, or also those that it holds if none of them was declined.
-    """
+    """R records with their messages; one that was declined (`read` is false) has no messages and no texts."""
 
     line_starts: Ints
     """Where the line of each record begins in the data that was scanned."""
@@ -144,11 +137,10 @@ class Scanned:
     """Template options, one JSON object."""
     unused: Ints
     """Fields of records that mean nothing here and hold something: record, start of the name in the data, length."""
-
-    @property
-    def begins_line(self) -> Flags:
-        """Which records are the first of their line."""
-        return np.diff(self.line_starts, prepend=-1) > 0
+    extras: NDArray[np.void]
+    """Fields of messages that mean nothing here, in order (`EXTRA`)."""
+    scores: NDArray[np.void]
+    """Numbers of records (`SCORE`)."""
 
 
 def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
@@ -157,6 +149,10 @@ def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
 
 
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
+EXTRA = np.dtype([(name, np.int64) for name in ("message", "start", "length", "value", "value_length", "holds")])
+"""The message, where its name and its value are in the data, and whether there is something in it."""
+SCORE = np.dtype([("record", np.int64), ("which", np.int64), ("value", np.float64)])
+"""The record, and which of its scores it is: 0 for `RecordField.SCORE`."""
 _ARRAYS: tuple[tuple[str, str, Any], ...] = (
     ("line_starts", "line", np.int64),
     ("line_stops", "line", np.int64),
@@ -173,8 +169,13 @@ _ARRAYS: tuple[tuple[str, str, Any], ...] = (
     ("text", "text", np.uint8),
     ("json", "json", np.uint8),
     ("unused", "unused", np.dtype((np.int64, 3))),
+    ("extras", "extra", EXTRA),
+    ("scores", "score", SCORE),
 )
 """The arrays of the struct `columns` in json.h: what each has entries for, and their type."""
+
+
+_AS_THEY_ARE = ("line_starts", "line_stops", "read", "offsets", "unused", "extras", "scores")
 
 
 def _scan(
@@ -185,9 +186,9 @@ def _scan(
     Arrays have room for all that so many bytes can hold; what is never written to takes no memory.
     """
     messages = size // names.smallest_message + lines + 1
-    records = lines + size // SMALLEST_HELD if names.holds_others else lines
-    room = {"line": records, "message": messages, "call": size // SMALLEST_CALL + 1, "rare": size // RARE + 16}
+    room = {"line": lines, "message": messages, "call": size // SMALLEST_CALL + 1, "rare": size // RARE + 16}
     room |= {"weight": messages, "text": 2 * size + SLACK, "json": 2 * size, "unused": size // SMALLEST_FIELD + 1}
+    room |= {"extra": size // SMALLEST_FIELD + 1, "score": size // SMALLEST_FIELD + 1}
     arrays = {name: np.empty(room[unit] + 1, dtype) for name, unit, dtype in _ARRAYS}  # offsets are one more
     columns = struct(*room.values(), *arrays.values(), *(0 for _ in room))
     if call(function, data, *arguments, names.struct, columns) != lines:
@@ -205,7 +206,7 @@ def _scan(
         for name, column in (*TEXT_FIELDS.items(), *((name, name) for name in NUMBER_FIELDS))
     }
     return Scanned(
-        **{name: cut[name] for name in ("line_starts", "line_stops", "read", "offsets", "unused")},
+        **{name: cut[name] for name in _AS_THEY_ARE},
         ids=texts("ids"),
         sources=texts("sources"),
         tools=texts("tools", data),
