@@ -33,7 +33,7 @@ BENCHMARKS = (
     "startup",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way."""
-TOOLS = ("agents", "pictures", "publish", "run", "tokenizers_one", "tokens", "tree_training")
+TOOLS = ("agents", "kinds", "pictures", "publish", "run", "tokenizers_one", "tokens", "tree_training")
 """Modules that are run by themselves."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

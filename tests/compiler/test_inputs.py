@@ -244,7 +244,7 @@ def test_a_piece_has_the_lines_or_rows_from_its_skip_to_its_end(
     (chunk,) = scan(path).chunks
     for skip, end in itertools.combinations(range(8), 2):
         piece = ChunkPiece(chunk, Source(path="a"), end if end < 7 else None, skip)
-        read = list(chunk_job._read(piece, itertools.repeat(300), lambda *rows: None))
+        read = list(chunk_job._read(piece, (), itertools.repeat(300), lambda *rows: None))
         assert [name for batch, _ in read for name in batch.ids[:]] == [record["id"] for record in records[skip:end]]
 
 

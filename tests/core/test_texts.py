@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,23 @@ def shuffled(texts: list[str]) -> Texts:
         data += text.encode() + b"zz"
     lengths = [len(text.encode()) for text in texts]
     return Texts(np.frombuffer(data, np.uint8), np.array(starts[::-1], np.int64), np.array(lengths, np.int64))
+
+
+RANGES = np.array([(0x80, 0xE9), (0x2003, 0x2003), (0x4E00, 0x1D11D), (0x1F600, 0x10FFFF)])
+
+
+@given(texts=st.lists(TEXT | st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=6))
+def test_characters_in_ranges_are_told_from_others(texts: list[str]) -> None:
+    inside = "".join(chr(point) for first, last in RANGES[:2].tolist() for point in range(first, last + 1))
+    for text in (*texts, *(inside[:k] + "a" * k + inside[k:] for k in range(12))):
+        texts = [*texts, text]
+    wanted = [
+        any(point > 0x7F and not ((RANGES[:, 0] <= point) & (point <= RANGES[:, 1])).any() for point in map(ord, text))
+        for text in texts
+    ]
+    for columns in (Texts.of(texts), shuffled(texts)):
+        assert columns.has_other_characters(RANGES).tolist() == wanted
+    assert Texts.of(texts).has_other_characters(RANGES[:0]).tolist() == [not text.isascii() for text in texts]
 
 
 @given(texts=st.lists(TEXT, max_size=6))
@@ -67,7 +85,9 @@ def test_every_white_space_and_long_texts() -> None:
 def test_a_text_outside_of_the_buffer(start: int, length: int) -> None:
     place = np.full(9, 32, dtype=np.uint8), np.array([0, start]), np.array([1, length])
     columns = Texts(*place)
-    for ask in (columns.characters, columns.not_ascii, lambda: columns.trimmed(None), lambda: distinct(*place)):
+    trim = partial(columns.trimmed, None)
+    other = partial(columns.has_other_characters, RANGES)
+    for ask in (columns.characters, columns.not_ascii, other, trim, partial(distinct, *place)):
         with pytest.raises(IndexError, match="outside of its buffer"):
             ask()
     with pytest.raises(IndexError, match="outside"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -25,6 +27,7 @@ from chatmill.tokenizer.backends import HuggingFaceBackend
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
+from chatmill.tokenizer.tokenizer import SURELY_NFC
 from tests.conftest import DATA
 from tests.data.tokenizer_files import loaded, unpacked
 from tests.oracles import points_by_numpy
@@ -133,6 +136,21 @@ def test_added_tokens_that_are_not_special_are_part_of_the_vocabulary_unless_tex
     assert not {think, end} & set(strict.encode(text))
     assert strict.control("<think>") == think, "a template still writes it"
     assert strict.fingerprint != qwen3.fingerprint
+
+
+def test_texts_of_sure_characters_are_in_nfc() -> None:
+    """None of them is changed alone, is a mark that may move, or joins what is before it: so no text of them changes."""
+    joins = {chr(point) for point in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    for point in range(sys.maxunicode + 1):
+        parts = unicodedata.decomposition(chr(point)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            joins.add(chr(int(parts[1], 16)))
+    assert SURELY_NFC.ravel().tolist() == sorted(SURELY_NFC.ravel().tolist())
+    for first, last in SURELY_NFC.tolist():
+        inside = "".join(map(chr, range(first, last + 1)))
+        assert unicodedata.is_normalized("NFC", inside)
+        assert joins.isdisjoint(inside)
+        assert not any(unicodedata.combining(one) or unicodedata.category(one) == "Cn" for one in inside)
 
 
 def test_decoding_gives_the_normalised_text(named: tuple[str, Any], texts: list[str]) -> None:

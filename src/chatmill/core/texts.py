@@ -100,6 +100,10 @@ class Texts(_Column[str]):
         """Return which texts are not ASCII."""
         return text_ranges.not_ascii(self.data, self.starts, self.lengths)
 
+    def has_other_characters(self, ranges: Ints) -> NDArray[np.bool_]:
+        """Flag texts with a character that is not ASCII and in none of these ranges of code points."""
+        return text_ranges.other_characters(self.data, self.starts, self.lengths, ranges)
+
     def trimmed(self, byte: int | None, *, begin: bool = True, end: bool = True) -> Texts:
         """Without an ASCII character at both ends, or (None) without white space, as `str.strip` sees it."""
         sides = begin * text_ranges.AT_BEGIN + end * text_ranges.AT_END

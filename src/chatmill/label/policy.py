@@ -143,6 +143,10 @@ class Policy:
         weights = self.run_weights(tokens)
         if self.trains_answers_only:
             return weights
+        is_repeated = (tokens.run_kinds & REPEATED) != 0
+        # Without answers as context, and with one document a record, nothing could be trained twice.
+        if not is_repeated.any() and not added_documents(records).any():
+            return weights
         documents = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))
         is_added, messages = (
             added_documents(records)[documents],
@@ -150,7 +154,7 @@ class Policy:
         )
         is_assistant, of_message = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, tokens.run_messages >= 0
         in_answer = is_assistant & np.isin(parts_of(tokens.run_kinds), list(ANSWER))
-        said, is_repeated = in_answer & of_message & (tokens.run_lengths > 0), (tokens.run_kinds & REPEATED) != 0
+        said = in_answer & of_message & (tokens.run_lengths > 0)
         trained, repeated = messages[said & ~is_repeated], messages[said & is_repeated]
         is_elsewhere = ~np.isin(messages, trained) & (np.isin(messages, repeated) | is_added)
         is_context = np.where(is_assistant, ~in_answer & of_message & is_elsewhere, is_added)

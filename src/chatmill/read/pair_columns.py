@@ -121,8 +121,9 @@ def _repeats(messages: MessageColumns, fields: Ints, parts: Sequence[Part]) -> F
         is_lead[offsets[:-1][np.diff(offsets) > 0]] = True
         is_system = asked % 256 == RoleCode.SYSTEM
         is_there &= ~(is_lead & is_system) | (asked == leads[records])
-    missing = np.bincount(records[~is_there], minlength=len(offsets) - 1)
-    return missing == 0
+    repeats = np.ones(len(offsets) - 1, dtype=np.bool_)
+    repeats[records[~is_there]] = False
+    return repeats
 
 
 def _said_first(roles: NDArray[np.uint8], firsts: Ints, sizes: Ints) -> NDArray[np.uint8]:

@@ -292,7 +292,8 @@ def _held(column: pa.Array) -> Flags:
         return held & _flags(pc.fill_null(pc.not_equal(pc.list_value_length(column), 0), False))
     if pa.types.is_struct(column.type):  # null fields are absent
         fields = [_flags(column.field(number).is_valid()) for number in range(column.type.num_fields)]
-        return held & np.any([np.zeros_like(held), *fields], axis=0)
+        has_field: Flags = np.any([np.zeros_like(held), *fields], axis=0)
+        return held & has_field
     return np.array([holds(without_nulls(value)) for value in column.to_pylist()], dtype=np.bool_)
 
 

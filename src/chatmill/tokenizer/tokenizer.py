@@ -23,6 +23,31 @@ from chatmill.tokenizer.backends import Backend, Encoded, HuggingFaceBackend
 from chatmill.tokenizer.prefix import Prefix
 
 Ints = NDArray[np.int64]
+SURELY_NFC = np.array(
+    [
+        (0x0000, 0x02FF),  # Latin
+        (0x03A3, 0x0482),  # Greek, Cyrillic
+        (0x048A, 0x052F),
+        (0x1E00, 0x1EFF),  # Latin with marks
+        (0x2002, 0x2064),  # quotes, dashes, spaces
+        (0x212C, 0x218B),
+        (0x2190, 0x2328),  # arrows, mathematics
+        (0x232B, 0x2426),
+        (0x2460, 0x2ADB),
+        (0x3001, 0x3029),  # Chinese, Japanese and Korean
+        (0x3041, 0x3096),
+        (0x309B, 0x30FF),
+        (0x3131, 0x318E),
+        (0x3220, 0xA48C),
+        (0xAC00, 0xD7A3),
+        (0xFE00, 0xFE0F),  # forms of emoji
+        (0xFF01, 0xFFBE),
+        (0x1F300, 0x1F6D7),
+        (0x1F900, 0x1FA53),
+    ],
+    dtype=np.int64,
+)
+"""Ranges of characters that are no marks and that NFC neither changes nor joins: a text of them alone is in NFC."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -106,6 +131,11 @@ class Tokenizer:
         return table
 
     @cached_property
+    def _lowest_forbidden(self) -> int:
+        """The lowest of these control ids, or one beyond all ids."""
+        return self._text_vocab_size if self._forbidden is None else int(np.argmax(self._forbidden))
+
+    @cached_property
     def _control_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for name, token_id in self.control_ids.items():
@@ -134,7 +164,11 @@ class Tokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is not None and (is_control := self._forbidden[ids]).any():
+        # Control tokens mostly have the highest ids: then one look at the largest one is enough.
+        if self._forbidden is None or ids.max(initial=0) < self._lowest_forbidden:
+            return ids, offsets
+        is_control = self._forbidden[ids]
+        if is_control.any():
             at = int(np.argmax(is_control))
             which = int(np.searchsorted(offsets, at, side="right")) - 1
             name = self._control_names[int(ids[at])]
@@ -229,6 +263,10 @@ class Tokenizer:
         next_to = np.minimum(prefix_bytes[moved] + 1, pairs.lengths)
         moved = moved[Texts(pairs.data, pairs.starts, next_to).not_ascii()]
         asked, form = np.unique(which[moved]), self.normal_form
+        if form == "NFC":  # most texts are in it by their characters alone
+            is_doubtful = texts.take(asked).has_other_characters(SURELY_NFC)
+            changed[asked] = False
+            asked = asked[is_doubtful]
         # every part of a normal text is normal
         changed[asked] = [not unicodedata.is_normalized(form, raw.decode()) for raw in texts.raw(asked)]  # type: ignore[arg-type]
         return moved[changed[which[moved]]]

@@ -104,6 +104,8 @@ def texts(draw: Draw) -> None:
     data = draw.data(200)
     count = draw.random.randrange(40)
     starts, lengths = draw.ints(count, 0, len(data)), draw.ints(count, 0, len(data) // 3)
+    ranges = np.array([(0x80, 0x2FF), (0x2000, 0xD7A3)])
+    attempt(text_ranges.other_characters, data, starts, lengths, ranges)
     for ask in (text_ranges.not_ascii, text_ranges.characters, text_ranges.distinct):
         attempt(ask, data, starts, lengths)
     attempt(

@@ -229,6 +229,8 @@ static int64_t copy(const uint8_t *data, int64_t size)
     free(opens), free(highs), free(kept), free(before), free(offsets);
     static const uint8_t trims[256] = {[' '] = 1, ['"'] = 1}, wide_spaces[] = {2, 0xC2, 0xA0, 3, 0xE2, 0x80, 0x83};
     sum += chatmill_not_ascii(data, size, starts, lengths, count, which) > 0;
+    static const int64_t points_inside[] = {0x80, 0x2FF, 0x4E00, 0x9FFF, 0x10000, 0x10FFFF};
+    sum += chatmill_other_characters(data, size, starts, lengths, count, points_inside, 3, which) > 0;
     sum += chatmill_characters(data, size, starts, lengths, count, numbers) > 0;
     for (int sides = 1; sides <= 3; sides++) {
         sum += chatmill_trim(data, size, starts, lengths, count, trims, wide_spaces, 7, sides, numbers, firsts) > 0;

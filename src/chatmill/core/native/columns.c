@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 27 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 28 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
 

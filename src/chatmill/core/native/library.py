@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 27
+ABI_VERSION = 28
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 MOST_AT_ONCE = (1 << 31) - 1
 """Bytes that `ctypes.string_at` can copy, which takes a C int."""

@@ -33,6 +33,21 @@ def not_ascii(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
     return flags
 
 
+def other_characters(data: Bytes, starts: Ints, lengths: Ints, ranges: Ints) -> NDArray[np.bool_]:
+    """Flag texts with a character that is not ASCII and in none of some ranges of code points.
+
+    Args:
+        data: The buffer.
+        starts: Where each text begins.
+        lengths: Its bytes.
+        ranges: The first and the last code point of each range, one row a range, in order.
+    """
+    flags = np.empty(len(starts), dtype=np.bool_)
+    (bounds,) = int64s(ranges.ravel())
+    _ask("chatmill_other_characters", data, starts, lengths, bounds, len(bounds) // 2, flags)
+    return flags
+
+
 def characters(data: Bytes, starts: Ints, lengths: Ints) -> Ints:
     """Count the characters (code points) of each text."""
     counts = np.empty(len(starts), dtype=np.int64)

@@ -20,6 +20,48 @@ EXPORT int64_t chatmill_not_ascii(const uint8_t *data, int64_t size, const int64
     return count;
 }
 
+/* The code point of the character at `p`, whose bytes up to `stop` are well-formed UTF-8, and where it ends; -1 where
+ * they are not all there. */
+static inline int32_t code_point(const uint8_t *p, const uint8_t *stop, const uint8_t **end)
+{
+    const int bytes = *p < 0x80 ? 1 : *p < 0xE0 ? 2 : *p < 0xF0 ? 3 : 4;
+    if (stop - p < bytes) return -1;
+    *end = p + bytes;
+    int32_t point = bytes == 1 ? *p : *p & (0x7F >> bytes);
+    for (int k = 1; k < bytes; k++) point = (point << 6) | (p[k] & 0x3F);
+    return point;
+}
+
+/* Whether each text has a character that is not ASCII and in none of `range_count` ranges of code points (the first
+ * and the last one of each, in order). Returns `count`, or -1 where a text lies outside of the data. */
+EXPORT int64_t chatmill_other_characters(const uint8_t *data, int64_t size, const int64_t *starts,
+                                         const int64_t *lengths, int64_t count, const int64_t *ranges,
+                                         int64_t range_count, uint8_t *out)
+{
+    int64_t last = 0; /* texts mostly stay in one range */
+    for (int64_t i = 0; i < count; i++) {
+        if (is_outside(starts[i], lengths[i], size)) return -1;
+        const uint8_t *p = data + starts[i], *const stop = p + lengths[i];
+        out[i] = 0;
+        while (p < stop && !out[i]) {
+            uint64_t word;
+            if (*p < 0x80 && stop - p >= 8 && (memcpy(&word, p, 8), !(word & HIGHS))) {
+                p += 8;
+                continue;
+            }
+            if (*p < 0x80) {
+                p++;
+                continue;
+            }
+            const int32_t point = code_point(p, stop, &p);
+            if (point >= 0 && last < range_count && ranges[2 * last] <= point && point <= ranges[2 * last + 1]) continue;
+            for (last = 0; last < range_count && point > ranges[2 * last + 1]; last++) {}
+            out[i] = point < 0 || last == range_count || point < ranges[2 * last];
+        }
+    }
+    return count;
+}
+
 /* Code points of each text. Returns as above. */
 EXPORT int64_t chatmill_characters(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
                                    int64_t count, int64_t *out)
