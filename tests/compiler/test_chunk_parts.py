@@ -145,11 +145,15 @@ def test_answers_that_hold_nothing_and_characters_of_reasoning_and_margins_of_pa
         )
         for conversation in conversations
     ]
-    sides = [(Side.CHOSEN, {"margin": 0.5}), (Side.REJECTED, {}), (Side.LIKED, {"margin": 2.0})]
-    batch = Conversations.of([conversations[0]._replace(side=side, metadata=about) for side, about in sides])
-    margins = margins_of(batch, np.array([0, 1, 2, 0]))
-    assert margins is not None
-    assert str(margins.tolist()) == "[0.5, nan, nan, 0.5]"
+    sides = [(Side.CHOSEN, 0.5), (Side.REJECTED, 0.5), (Side.LIKED, None)]
+    batch = Conversations.of([conversations[0]._replace(side=side, margin=margin) for side, margin in sides])
+    assert [one.margin for one in batch] == [0.5, 0.5, None]
+    for several, wanted in ((batch, "[0.5, nan, 0.5]"), (Conversations.joined([batch, batch]), "[0.5, nan, 0.5]")):
+        margins = margins_of(several, np.array([0, 2, len(several) - 2]))
+        assert str(margins if margins is None else margins.tolist()) == wanted
+    without = Conversations.of([conversations[0]._replace(side=Side.CHOSEN)])
+    assert without.margins is None
+    assert Conversations.joined([without, batch]).margins.tolist()[1:3] == [0.5, 0.5]  # type: ignore[union-attr]
 
 
 def test_what_a_first_recipe_says_of_lengths() -> None:

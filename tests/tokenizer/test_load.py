@@ -139,7 +139,7 @@ def test_added_tokens_that_are_not_special_are_part_of_the_vocabulary_unless_tex
 
 
 def test_texts_of_sure_characters_are_in_nfc() -> None:
-    """None of them is changed alone, is a mark that may move, or joins what is before it: so no text of them changes."""
+    """None is changed alone, is a mark that may move, or joins what is before it: so no text of them changes."""
     joins = {chr(point) for point in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for point in range(sys.maxunicode + 1):
         parts = unicodedata.decomposition(chr(point)).split()
