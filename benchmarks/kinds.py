@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE, QUICK_SIZE = 8_000_000, 400_000
-ROUNDS = 3
+ROUNDS = 2
 Record = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 TOOLS = ("bfcl", "glaive_toolcall", "reason_tool_use", "gpteacher_toolformer")
@@ -215,7 +215,6 @@ def seconds_of(folder: Path, work: Path) -> dict[str, dict[str, float]]:
     from msgspec import structs
 
     from benchmarks.builds import Bench, recipe_for
-    from chatmill.compiler import chunk_job
 
     found: dict[str, dict[str, float]] = {}
     for path in sorted(folder.iterdir()):
@@ -225,7 +224,6 @@ def seconds_of(folder: Path, work: Path) -> dict[str, dict[str, float]]:
             start = time.process_time()
             count = read_alone(path)
             times.append(time.process_time() - start)
-        chunk_job.LOADED.clear()
         recipe = recipe_for([path])
         source = structs.replace(recipe.sources[0], **{"shape": shape} if shape == "alpaca" else {})
         changed = structs.replace(recipe, preferences=preferences, sources=(source,), on_error="quarantine")

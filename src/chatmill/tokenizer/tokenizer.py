@@ -164,12 +164,13 @@ class Tokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        # Control tokens mostly have the highest ids: then one look at the largest one is enough.
-        if self._forbidden is None or ids.max(initial=0) < self._lowest_forbidden:
+        if self._forbidden is None:
             return ids, offsets
-        is_control = self._forbidden[ids]
+        # Control tokens mostly have the highest ids, and few other tokens have ids as high.
+        doubtful = np.flatnonzero(ids >= self._lowest_forbidden)
+        is_control = self._forbidden[ids[doubtful]]
         if is_control.any():
-            at = int(np.argmax(is_control))
+            at = int(doubtful[np.argmax(is_control)])
             which = int(np.searchsorted(offsets, at, side="right")) - 1
             name = self._control_names[int(ids[at])]
             raise TokenizerError(
@@ -262,7 +263,10 @@ class Tokenizer:
         pairs = texts.take(which[moved])  # normal forms keep ASCII that is not next to other text
         next_to = np.minimum(prefix_bytes[moved] + 1, pairs.lengths)
         moved = moved[Texts(pairs.data, pairs.starts, next_to).not_ascii()]
-        asked, form = np.unique(which[moved]), self.normal_form
+        form = self.normal_form
+        is_asked = np.zeros(len(texts), dtype=np.bool_)
+        is_asked[which[moved]] = True
+        asked = np.flatnonzero(is_asked)
         if form == "NFC":  # most texts are in it by their characters alone
             is_doubtful = texts.take(asked).has_other_characters(SURELY_NFC)
             changed[asked] = False
