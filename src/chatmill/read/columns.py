@@ -36,7 +36,7 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError
 from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.pair_columns import Part, margins, paired
+from chatmill.read.pair_columns import PairPart, margins, paired
 from chatmill.read.preferences import ASKED, CHOSEN, JOINED, LABEL, LISTS, MARGIN_FIELDS, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
@@ -158,7 +158,8 @@ def read_files(
         given, are_sure = margins(scores)
         ids = message_field_ids(sides, data)
         parts = [
-            Part(with_kept_fields(side, data, kept), side.offsets, own) for side, own in zip(sides, ids, strict=True)
+            PairPart(with_kept_fields(side, data, kept), side.offsets, own)
+            for side, own in zip(sides, ids, strict=True)
         ]
         batch, parts_at_answers = paired(replace(batch, margins=given), *parts)
         sure &= are_sure & parts_at_answers

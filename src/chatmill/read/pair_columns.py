@@ -28,7 +28,7 @@ Flags = NDArray[np.bool_]
 BEFORE_USERS = (RoleCode.SYSTEM, RoleCode.DEVELOPER)
 
 
-class Part(NamedTuple):
+class PairPart(NamedTuple):
     """Messages of some records: one side of pairs, or their prompts."""
 
     messages: MessageColumns
@@ -38,7 +38,9 @@ class Part(NamedTuple):
     """An id for the unknown fields of each message, 0 for none; equal ids of any part mean equal fields."""
 
 
-def paired(about: Conversations, chosen: Part, rejected: Part, prompts: Part) -> tuple[Conversations, Flags]:
+def paired(
+    about: Conversations, chosen: PairPart, rejected: PairPart, prompts: PairPart
+) -> tuple[Conversations, Flags]:
     """The two sides of each record next to each other, with answers in the prompt as context; which pairs are sure.
 
     A prompt may be no messages, or a system message alone. Next to whole conversations it may repeat some of them.
@@ -96,7 +98,7 @@ def paired(about: Conversations, chosen: Part, rejected: Part, prompts: Part) ->
     )
 
 
-def _repeats(messages: MessageColumns, fields: Ints, parts: Sequence[Part]) -> Flags:
+def _repeats(messages: MessageColumns, fields: Ints, parts: Sequence[PairPart]) -> Flags:
     """Find the records whose prompt does no more than repeat messages of both sides.
 
     Args:

@@ -36,7 +36,7 @@ from chatmill.read.columns import (
     with_kept_fields,
 )
 from chatmill.read.files import Raw, batch_records, without_nulls
-from chatmill.read.pair_columns import Part, margins, paired
+from chatmill.read.pair_columns import PairPart, margins, paired
 from chatmill.read.preferences import ASKED, CHOSEN, JOINED, LISTS, MARGIN_FIELDS, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, options_text, tools_text
 from chatmill.read.shapes import find_shape
@@ -140,23 +140,23 @@ class _ArrowRows:
         column = _decoded(self._batch.column(places[0])) if places else None
         return None if column is None or column.null_count == len(column) else column
 
-    def _said(self, name: str, role: Role) -> Part:
+    def _said(self, name: str, role: Role) -> PairPart:
         """Return the messages of a side of each pair, or of its prompt: a list, or a text that somebody says."""
         column = self._column(name)
         if column is None:
             raise _NotSureError
         if not _is_text(column.type):
             messages, offsets = self._list(column, is_compared=True)
-            return Part(messages, offsets, np.zeros(len(messages), dtype=np.int64))
+            return PairPart(messages, offsets, np.zeros(len(messages), dtype=np.int64))
         texts = texts_of(column)
         if role is Role.ASSISTANT:
             self._sure &= texts.present
         said = np.flatnonzero(texts.present if role is Role.ASSISTANT else texts.lengths > 0)
         roles = np.full(len(said), CODES[role], dtype=np.uint8)
         held = np.bincount(said, minlength=len(texts)).astype(np.int64)
-        return Part(MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held), np.zeros_like(said))
+        return PairPart(MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held), np.zeros_like(said))
 
-    def _prompts(self) -> Part:
+    def _prompts(self) -> PairPart:
         """Return what pairs answer, after their system texts."""
         for name in (*LISTS, *JOINED):
             if (column := self._column(name)) is not None and not (name in LISTS and self._repeats_chosen(column)):
@@ -166,12 +166,12 @@ class _ArrowRows:
             raise _NotSureError
         none = MessageColumns.plain(np.empty(0, dtype=np.uint8), OptionalTexts.none(0).texts)
         nothing = np.zeros(self._batch.num_rows + 1, dtype=np.int64)
-        found = self._said(given[0], Role.USER) if given else Part(none, nothing, nothing[:0])
+        found = self._said(given[0], Role.USER) if given else PairPart(none, nothing, nothing[:0])
         system = self._column(SYSTEM)
         if system is None:
             return found
         messages, offsets = _after_systems(texts_of(system).texts, found.messages, found.offsets)
-        return Part(messages, offsets, np.zeros(len(messages), dtype=np.int64))
+        return PairPart(messages, offsets, np.zeros(len(messages), dtype=np.int64))
 
     def _repeats_chosen(self, column: pa.Array) -> bool:
         """Return whether a column of lists is the column of the chosen conversations once more."""
