@@ -185,8 +185,14 @@ def _changed(messages: MessageColumns, history: History, elided: list[int], cont
         parts = parts.copy()
         for place in elided:
             parts[place] = ()
+    spans = messages.spans
+    if len(messages.with_spans):
+        spans = spans.copy()
+        for place in elided:
+            spans[place] = ()
     return replace(
         messages,
+        spans=spans,
         contents=messages.contents.replaced(old, texts),
         has_content=has_content,
         weights=weights,

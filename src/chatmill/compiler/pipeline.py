@@ -35,6 +35,7 @@ from chatmill.core.ledger import (
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
+    MIXED,
     REASONING,
     TRIMMED,
     Ledger,
@@ -263,6 +264,7 @@ class Pipeline:
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
             (AS_SAMPLED, rendered.as_sampled),
+            (MIXED, rendered.mixed),
             ("rows_added", records.is_added.astype(np.int64)),
             *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):

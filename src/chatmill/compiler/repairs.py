@@ -207,7 +207,7 @@ def _text_with_call(conversation: Conversation) -> tuple[Conversation, Counts] |
         message._replace(
             reasoning="\n\n".join(filter(None, (message.reasoning, message.content))), content="", has_content=False
         )
-        if message.tool_calls and message.content
+        if message.tool_calls and message.content and not message.spans
         else message
         for message in conversation.messages
     )
@@ -243,7 +243,7 @@ def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] |
     queue = list(conversation.messages)
     while queue:
         message = queue.pop(0)
-        if len(message.tool_calls) < 2:
+        if len(message.tool_calls) < 2 or message.spans:
             messages.append(message)
             continue
         results: list[Message] = []
@@ -290,6 +290,8 @@ def _without(conversation: Conversation, path: str) -> tuple[Conversation, Count
     number = int(match[1])
     messages = list(conversation.messages)
     message = messages[number]
+    if message.spans:  # weights are those of the text that the record has
+        return None
     if match[2]:
         if message.role in (Role.SYSTEM, Role.DEVELOPER):  # an empty one would still be written in prompts
             del messages[number]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from chatmill.core.pictures import Picture
 from chatmill.core.sides import Side
+from chatmill.core.weight_spans import WeightSpan
 from chatmill.core.words import counted
 
 NOTHING: Mapping[str, Any] = {}
@@ -104,6 +105,8 @@ class Message(NamedTuple):
     """Log-probabilities of `token_ids`."""
     parts: tuple[str | Picture, ...] = ()
     """Texts and pictures in order, of a message that has pictures."""
+    spans: tuple[WeightSpan, ...] = ()
+    """Characters of its fields that have a weight of their own; none overlap, and `weight` is that of all others."""
 
     @property
     def pictures(self) -> list[Picture]:

@@ -48,6 +48,8 @@ CALLS_FAILED = "answers_whose_calls_failed"
 """A note: messages with a call whose result is an error, which the policy does not train."""
 AS_SAMPLED = "answers_as_sampled"
 """A note: answers that are trained as a model writes them, which the template's history does not have."""
+MIXED = "tokens_of_several_weights"
+"""A note: tokens that cover parts of a message with different weights, and have the smallest."""
 EMPTY_ANSWERS = "empty_answers"
 """A note: messages of the assistant without text, reasoning and calls, which train the end of the turn alone."""
 WORTH_SAYING = 0.8

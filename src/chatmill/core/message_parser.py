@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatmill.core.conversation import NOTHING, Message, Role, ToolCall, call_order
-from chatmill.core.part_training import refuse_part_training
+from chatmill.core.part_training import (
+    DETAIL,
+    PartWeight,
+    part_error,
+    refuse_part_training,
+    spans_of_detail,
+    spans_of_parts,
+)
 from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
+from chatmill.core.weight_spans import ARGUMENTS, CONTENT, REASONING, WeightSpan
 from chatmill.errors import RecordError
 
 ROLE_ALIASES: Mapping[str, Role] = {
@@ -29,7 +37,7 @@ ROLE_ALIASES: Mapping[str, Role] = {
 """Spellings of roles, matched after trimming white space and lowering case."""
 MESSAGE_FIELDS = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
-    | {"name", "recipient", "channel", "content_type", "weight", "train"}
+    | {"name", "recipient", "channel", "content_type", "weight", "train", DETAIL}
     | SAMPLED_FIELDS
 )
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -39,6 +47,8 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
 """Weights and margins are kept as float32, which ends not far beyond."""
 MAX_CHARACTERS = 64 << 20
 """Characters of the longest text that a template writes (`render/jinja/limits.py`), and so of any text of a record."""
+PART_FIELDS = frozenset({"type", "text", "train", "weight"})
+"""Keys of text parts that mean something."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 HARMONY_PARTS = {"system_content": Role.SYSTEM, "developer_content": Role.DEVELOPER}
 
@@ -88,11 +98,16 @@ def parse_message(
     refuse_part_training(item, path, MESSAGE_FIELDS | {role_key, content_key})
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
-    reasoning = reasoning_of(item, path)
-    content, structured, parts = _content(item, path, content_key, role, optional=bool(calls))
+    texts = _PartTexts()
+    reasoning = texts.reasoning(item, path)
+    content, structured, parts = _content(item, path, content_key, role, texts, optional=bool(calls))
     sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
     idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
     fields = (MESSAGE_FIELDS - idle) | {role_key, content_key}
+    texts.read_details(item, path, content if structured is None and not parts else None, reasoning, calls)
+    weight, spans = texts.weights(
+        _weight(item, path, code="bad_weight"), path, is_sampled="token_ids" in sampled, has_images=bool(parts)
+    )
     return Message(
         role=role,
         content=content,
@@ -103,11 +118,12 @@ def parse_message(
         recipient=_optional_text(item, "recipient", path),
         channel=_optional_text(item, "channel", path),
         content_type=_optional_text(item, "content_type", path),
-        weight=_weight(item, path),
+        weight=weight,
         structured=structured,
-        extra={k: v for k, v in item.items() if k not in fields} or NOTHING,
+        extra={k: v for k, v in item.items() if k not in fields} | texts.unused or NOTHING,
         has_content=item.get(content_key) is not None,
         parts=parts,
+        spans=spans,
         **sampled,
     )
 
@@ -142,7 +158,7 @@ def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[st
 
 
 def _content(
-    item: Mapping[str, Any], path: str, key: str, role: Role, *, optional: bool
+    item: Mapping[str, Any], path: str, key: str, role: Role, texts: _PartTexts, *, optional: bool
 ) -> tuple[str, Mapping[str, Any] | None, tuple[str | Picture, ...]]:
     """Parse a content as one of three: text, structured Harmony system or developer content, parts with pictures."""
     content, path = item.get(key), f"{path}.{key}"
@@ -169,9 +185,13 @@ def _content(
         refuse_part_training(part, f"{path}[0]")
         check_json(part, path=f"{path}[0]", code="bad_part")
         return "", part, ()
-    parts = [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
-    texts = [part for part in parts if isinstance(part, str)]
-    return ("".join(texts), None, ()) if len(texts) == len(parts) else ("", None, tuple(parts))
+    parts = [texts.part(part, f"{path}[{i}]", key) for i, part in enumerate(content)]
+    strings = [part.text for part in parts if isinstance(part, PartWeight)]
+    if len(strings) < len(parts):
+        texts.refuse_beside_images(parts, path)
+        return "", None, tuple(part.text if isinstance(part, PartWeight) else part for part in parts)
+    texts.add(CONTENT, [part for part in parts if isinstance(part, PartWeight)])
+    return "".join(strings), None, ()
 
 
 def check_json(value: object, *, path: str, code: str) -> str:
@@ -197,14 +217,124 @@ def _refuse_not_finite(value: object, path: str) -> None:
             waiting += value
 
 
-def _part(part: object, path: str) -> str | Picture:
-    """Parse one part of a content: a text or a picture."""
-    if not isinstance(part, dict):
-        raise mistyped("a content part must be an object", part, code="bad_part", path=path)
-    refuse_part_training(part, path)
-    kind = part.get("type", "text")
-    if isinstance(kind, str) and kind in PICTURE_PARTS:
-        return picture_of_part(part, path)
+class _PartTexts:
+    """The parts of one message's texts: what they say about their training, and keys without a meaning."""
+
+    def __init__(self) -> None:
+        self.unused: dict[str, Any] = {}
+        """Keys of parts that mean nothing here, by what they are called in a sentence."""
+        self._spans: list[WeightSpan] = []
+        self._fields: set[str] = set()
+        """The fields of which something is said."""
+
+    def part(self, part: object, path: str, key: str) -> PartWeight | Picture:
+        """Parse one part of a text: a text or an image. `key` is the field that it is in."""
+        if not isinstance(part, dict):
+            raise mistyped("a content part must be an object", part, code="bad_part", path=path)
+        kind = part.get("type", "text")
+        if isinstance(kind, str) and kind in PICTURE_PARTS:
+            refuse_part_training(part, path)
+            return picture_of_part(part, path)
+        refuse_part_training(part, path, ("train", "weight"))
+        text = _text_of_part(part, kind, path)
+        others = {name: value for name, value in part.items() if name not in PART_FIELDS and value is not None}
+        self.unused |= {f"{key}[].{name}": value for name, value in others.items()}
+        said = {key: part[key] for key in ("train", "weight") if part.get(key) not in (None, "", [], {})}
+        own = _weight(said, path, code="part_training")
+        is_plain = "weight" not in said  # `train: true` says no more than that it is trained
+        return PartWeight(text, None if is_plain and own else own, own is not None)
+
+    def reasoning(self, item: Mapping[str, Any], path: str) -> str | None:
+        """Read the reasoning of a message, a text or a list of text parts."""
+        whole = dict(item)
+        for key in REASONING_FIELDS:
+            value = item.get(key)
+            if not isinstance(value, list):
+                continue
+            place = f"{path}.{key}"
+            parts = [self.part(part, f"{place}[{i}]", key) for i, part in enumerate(value)]
+            texts = [part for part in parts if isinstance(part, PartWeight)]
+            if len(texts) < len(parts):
+                raise RecordError("reasoning has no images", code="non_text_part", path=place)
+            self.add(REASONING, texts)
+            whole[key] = "".join(part.text for part in texts)
+        return reasoning_of(whole, path)
+
+    def add(self, field: str, parts: Sequence[PartWeight]) -> None:
+        """Keep what the parts of a field say."""
+        if any(part.says_something for part in parts) and field not in self._fields:
+            self._fields.add(field)
+            self._spans += spans_of_parts(parts, field)
+
+    def refuse_beside_images(self, parts: Sequence[PartWeight | Picture], path: str) -> None:
+        """Refuse weights of parts in a message that has images."""
+        for i, part in enumerate(parts):
+            if isinstance(part, PartWeight) and part.says_something:
+                raise part_error(
+                    "parts of a message with images have no weights of their own: give the message a 'weight', or put "
+                    "the images into a message of their own",
+                    f"{path}[{i}]",
+                )
+
+    def read_details(
+        self,
+        item: Mapping[str, Any],
+        path: str,
+        content: str | None,
+        reasoning: str | None,
+        calls: Sequence[ToolCall],
+    ) -> None:
+        """Read the `train_detail` of a message and of its calls."""
+        texts = {} if content is None else {CONTENT: content}
+        if reasoning is not None:
+            texts |= dict.fromkeys((REASONING, *REASONING_FIELDS), reasoning)
+        self._read_detail(item.get(DETAIL), f"{path}.{DETAIL}", texts, CONTENT)
+        legacy = item.get("function_call")
+        given = item.get("tool_calls") or [] if legacy is None else [legacy]
+        for number, (raw, call) in enumerate(zip(given, calls, strict=True)):
+            place = f"{path}.tool_calls[{number}]" if legacy is None else f"{path}.function_call"
+            function, inner = (raw["function"], f"{place}.function") if "function" in raw else (raw, place)
+            if function.get(DETAIL) and not isinstance(function.get("arguments"), str):
+                raise part_error("'arguments' must be a text, of which characters are counted", f"{inner}.{DETAIL}")
+            texts = {ARGUMENTS: call.arguments}
+            self._read_detail(function.get(DETAIL), f"{inner}.{DETAIL}", texts, ARGUMENTS, number)
+
+    def _read_detail(self, detail: object, path: str, texts: Mapping[str, str], field: str, call: int = 0) -> None:
+        if detail is None or detail in ([], "", {}):
+            return
+        for name, spans in spans_of_detail(detail, texts, field, path, call).items():
+            of = REASONING if name in REASONING_FIELDS else name
+            known = f"{of}[{call}]" if of == ARGUMENTS else of
+            if known in self._fields:
+                raise part_error(f"the {of} says twice how it is trained: keep one of its parts and {DETAIL!r}", path)
+            self._fields.add(known)
+            self._spans += [span._replace(field=of) for span in spans]
+
+    def weights(
+        self, weight: float | None, path: str, *, is_sampled: bool, has_images: bool
+    ) -> tuple[float | None, tuple[WeightSpan, ...]]:
+        """Return the weight of a message, and of the characters that have one of their own.
+
+        A message of weight 0 has it for all its text. One that says something of a part has weight 1 elsewhere.
+        """
+        if not self._fields:
+            return weight, ()
+        if weight == 0:
+            return weight, ()
+        spans = tuple(sorted(self._spans))
+        if spans and is_sampled:
+            raise part_error(
+                "parts of an answer have weights, and it has the tokens that were sampled: which of these are meant is "
+                "not known. Take token_ids away",
+                path,
+            )
+        if spans and has_images:
+            raise part_error("parts of a message with images have no weights of their own", path)
+        return 1.0 if weight is None else weight, spans
+
+
+def _text_of_part(part: Mapping[str, Any], kind: object, path: str) -> str:
+    """Return the text of a part of a content."""
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RecordError(
             f"a content part of type {kind!r} is not text; only {', '.join(sorted(TEXT_PARTS))} can be rendered. Leave "
@@ -255,8 +385,8 @@ def _tool_call(call: object, path: str) -> ToolCall:
             code="bad_tool_call",
             path=path,
         )
-    refuse_part_training(call, path)
-    refuse_part_training(function, inner)
+    refuse_part_training(call, path, (DETAIL,) if function is call else ())
+    refuse_part_training(function, inner, (DETAIL,))
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, dict | list):
         arguments = check_json(arguments, path=f"{inner}.arguments", code="bad_tool_call")
@@ -271,16 +401,16 @@ def _tool_call(call: object, path: str) -> ToolCall:
     )
 
 
-def _weight(item: Mapping[str, Any], path: str) -> float | None:
+def _weight(item: Mapping[str, Any], path: str, *, code: str) -> float | None:
     """`train: false` is 0 whatever the weight; `train: true` alone is 1."""
     train, weight = item.get("train"), item.get("weight")
     if train is not None and not isinstance(train, bool):
-        raise mistyped("'train' must be true or false", train, code="bad_weight", path=f"{path}.train")
+        raise mistyped("'train' must be true or false", train, code=code, path=f"{path}.train")
     if weight is not None and not (is_number(weight) and weight >= 0 and fits_float32(weight)):
         raise RecordError(
             f"'weight' must be a number from 0 to {MAX_WEIGHT:g}, above 0 from {MIN_WEIGHT:g} on, found "
             f"{str(weight)[:40]}",
-            code="bad_weight",
+            code=code,
             path=f"{path}.weight",
         )
     if train is False:

@@ -35,8 +35,8 @@ TEXT_FIELDS: Mapping[str, str] = {
 """Fields of a message that hold a text, if anything, and their columns."""
 _PLAIN = Message(Role.USER, "")[2:]
 _NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
-_NO_PARTS: Objects = np.empty((), dtype=np.object_)
-_NO_PARTS[()] = ()
+_EMPTY_TUPLE: Objects = np.empty((), dtype=np.object_)
+_EMPTY_TUPLE[()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +72,8 @@ class MessageColumns:
     """Harmony system and developer contents, as JSON."""
     parts: Objects
     """For each message, the texts and pictures of one that has pictures."""
+    spans: Objects
+    """For each message, the `WeightSpan`s of one whose parts have weights."""
     extra: Objects
     """For each message, a mapping of the fields without a meaning here."""
     call_offsets: Ints
@@ -89,9 +91,12 @@ class MessageColumns:
     @property
     def pictured(self) -> Ints:
         """The messages that have pictures."""
-        if not self.parts.strides[0]:  # all are the one empty tuple
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(np.fromiter(map(bool, self.parts.tolist()), dtype=np.bool_, count=len(self.parts)))
+        return _filled_entries(self.parts)
+
+    @property
+    def with_spans(self) -> Ints:
+        """The messages whose parts have weights of their own."""
+        return _filled_entries(self.spans)
 
     @property
     def call_counts(self) -> Ints:
@@ -126,7 +131,8 @@ class MessageColumns:
             },
             weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
             structured=_sparse_texts(count, harmony),
-            parts=sparse_objects(count, {place: m.parts for place, m in special if m.parts}, _NO_PARTS),
+            parts=sparse_objects(count, {place: m.parts for place, m in special if m.parts}, _EMPTY_TUPLE),
+            spans=sparse_objects(count, {place: m.spans for place, m in special if m.spans}, _EMPTY_TUPLE),
             extra=sparse_objects(count, {place: message.extra for place, message in special if message.extra}),
             call_offsets=offsets_of(counts),
             call_names=Texts.of([call.name for call in calls]),
@@ -168,6 +174,7 @@ class MessageColumns:
             self.finish_reasons[part],
             *(lists_of(getattr(self, name), part, dtype) for name, dtype in NUMBER_FIELDS.items()),
             self.parts[part].tolist(),
+            self.spans[part].tolist(),
             strict=True,
         )
         return tuple([Message._make(row) for row in rows])
@@ -218,6 +225,13 @@ def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
     if not filled or any(part.strides[0] or part[0] is not filled[0][0] for part in filled):
         return np.concatenate(parts)
     return np.broadcast_to(filled[0][:1], sum(map(len, parts)))
+
+
+def _filled_entries(column: Objects) -> Ints:
+    """Return the messages that have something in a column of tuples."""
+    if not len(column) or not column.strides[0]:  # all are the one empty tuple
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(np.fromiter(map(bool, column.tolist()), dtype=np.bool_, count=len(column)))
 
 
 def taken(column: NDArray[Any], places: Ints) -> NDArray[Any]:

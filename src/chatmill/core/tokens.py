@@ -76,6 +76,9 @@ class Tokens:
     """The weight each message brought along; NaN where it brought none."""
     logprobs: NDArray[np.float32] | None = None
     """Log-probability of each token for the model that sampled it, NaN where none is known; None: of no token."""
+    part_weights: NDArray[np.float32] | None = None
+    """Weight of each token in place of its message's, the same within a run, NaN where the message's holds; None: no
+    part of a message has a weight of its own."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -128,15 +131,12 @@ class Tokens:
             message_offsets=offsets_of(messages),
             message_weights=self.message_weights[ranges(self.message_offsets[chosen], messages)],
             logprobs=None if self.logprobs is None else self.logprobs[at],
+            part_weights=None if self.part_weights is None else self.part_weights[at],
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
         """Return the documents of several batches, one batch after the other."""
-        logprobs = None
-        if any(part.logprobs is not None for part in parts):
-            none = np.float32(np.nan)
-            logprobs = np.concatenate([np.full(len(p.ids), none) if p.logprobs is None else p.logprobs for p in parts])
         return cls(
             ids=np.concatenate([part.ids for part in parts]),
             offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
@@ -146,5 +146,13 @@ class Tokens:
             document_runs=offsets_of(np.concatenate([np.diff(part.document_runs) for part in parts])),
             message_offsets=offsets_of(np.concatenate([np.diff(part.message_offsets) for part in parts])),
             message_weights=np.concatenate([part.message_weights for part in parts]),
-            logprobs=logprobs,
+            logprobs=_joined_or_none([(part.logprobs, len(part.ids)) for part in parts]),
+            part_weights=_joined_or_none([(part.part_weights, len(part.ids)) for part in parts]),
         )
+
+
+def _joined_or_none(columns: Sequence[tuple[NDArray[np.float32] | None, int]]) -> NDArray[np.float32] | None:
+    """Return columns one after another, NaN for one that is missing; None if all are. Each comes with its length."""
+    if all(column is None for column, _ in columns):
+        return None
+    return np.concatenate([np.full(size, np.float32(np.nan)) if c is None else c for c, size in columns])

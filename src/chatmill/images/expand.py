@@ -153,6 +153,9 @@ class Expander:
             logprobs=None
             if tokens.logprobs is None
             else gathered([tokens.logprobs, np.full(sizes.sum(), np.nan, np.float32)], which, starts, lengths),
+            part_weights=None
+            if tokens.part_weights is None
+            else gathered([tokens.part_weights, np.full(sizes.sum(), np.nan, np.float32)], which, starts, lengths),
             offsets=moved(tokens.offsets),
             run_offsets=moved(tokens.run_offsets),
         )

@@ -123,6 +123,8 @@ class Policy:
             return weights * default
         message_weights = _own_weights(tokens)
         message_weights = np.where(np.isnan(message_weights), default, message_weights)
+        if tokens.part_weights is not None:
+            message_weights = _part_weights(tokens, tokens.part_weights, message_weights)
         with np.errstate(over="ignore", under="ignore"):
             products = weights * message_weights
         is_lost = (products == 0) & (weights > 0) & (message_weights > 0)
@@ -183,6 +185,21 @@ def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> ND
     before = np.searchsorted(users, offsets[1:]) - 1
     last = np.where(before >= 0, users[before] if len(users) else -1, -1)
     return (positions > np.repeat(last, np.diff(offsets))).astype(np.float32)
+
+
+def _part_weights(
+    tokens: Tokens, part_weights: NDArray[np.float32], message_weights: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the weight of each run's text: that of a part of its message where the part has one.
+
+    A token of a message without a weight may cover a part of the next one: it has no more than its own message's.
+    """
+    is_filled = tokens.run_lengths > 0
+    weights = np.full(len(message_weights), np.nan, dtype=np.float32)
+    weights[is_filled] = part_weights[tokens.run_offsets[:-1][is_filled]]
+    has_own = ~np.isnan(_own_weights(tokens))
+    weights = np.where(has_own, weights, np.minimum(weights, message_weights))
+    return np.where(np.isnan(weights), message_weights, weights)
 
 
 def _own_weights(tokens: Tokens) -> NDArray[np.float32]:

@@ -79,8 +79,8 @@ def _boundary(number: int, document: DocumentView) -> str:
 
 
 def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
-    """Group neighbouring runs of one message (or span) that are all trained, or all not."""
-    for _, group in groupby(runs, key=lambda run: (run.message, run.label, run.trained)):
+    """Group neighbouring runs of one message (or span) that have one weight, or none."""
+    for _, group in groupby(runs, key=lambda run: (run.message, run.label, run.trained, run.weight or 0)):
         yield list(group)
 
 
@@ -95,6 +95,9 @@ def _text(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool
                 shown.append(f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim")
             else:
                 shown.append(visible(text, mark_newlines=with_roles).replace("\t", "   "), style)
+    weight = group[0].weight
+    if weight and weight != 1:
+        shown.append(f" ×{weight:.3g}", "bright_black")
     if show_ids and view.decoder is not None:
         ids = " ".join(str(i) for run in group for i in run.ids.tolist())
         shown.append(f"\n{ids}", "bright_black")

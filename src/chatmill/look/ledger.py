@@ -24,6 +24,7 @@ from chatmill.core.ledger import (
     LOST_CONTENT,
     LOST_REASONING,
     LOST_TOOLS,
+    MIXED,
     NULLS_LEFT_OUT,
     REASONING,
     TRIMMED,
@@ -45,6 +46,7 @@ SHOWN_SOURCES = 20
 NOTES = {
     "untrained_terminators": "answers that are trained without their end: a model may not learn to stop",
     "turns_without_proof": "answers that are context, since their mask cannot be proved",
+    MIXED: "tokens that cover parts of different weights, and have the smallest",
     AS_SAMPLED: "answers trained as a model writes them after their prompt: history has other text before or in them",
     EMPTY_ANSWERS: "answers that are empty: only the end of the turn is trained",
     "records_without_trained_tokens": "records that train nothing",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.label.policy import ANSWER, Policy
 from chatmill.prove.answers import PlainAnswer, PlainIds, encoded, plain_answer
 from chatmill.prove.plain import PlainRecord, PlainTemplate
+from chatmill.prove.plain_weights import part_weights
 from chatmill.render.jinja.options import Expand, Unproved
 from chatmill.render.model_template import ModelTemplate
 
@@ -102,14 +103,14 @@ class AnswerCheck:
                 breaks = [place for i in answers for place in (stable[i].begins if i in stable else [row.trained[i]])]
                 ids = encoded(self._chat, text, breaks)
                 if ids.ids == list(row.ids):
-                    wrong = self._wrong_weights(conversation, row, stable, ids)
+                    wrong = self._wrong_weights(record, row, stable, ids)
                     yield from ((token, text, None) for token, text in wrong)
                     return
                 difference = (*_first_difference(row, stable, ids), ids.ids)
         yield difference
 
     def _wrong_weights(
-        self, conversation: Conversation, row: Row, stable: Mapping[int, PlainAnswer], ids: PlainIds
+        self, record: PlainRecord, row: Row, stable: Mapping[int, PlainAnswer], ids: PlainIds
     ) -> Iterator[tuple[int, str]]:
         """Answers that are not trained as they must be, and trained tokens that are in none."""
         in_answer = np.zeros(len(row.ids), dtype=np.bool_)
@@ -119,12 +120,19 @@ class AnswerCheck:
             for start, stop in answer.extents:
                 own_tokens[ids.tokens_at[start] : ids.tokens_at[stop]] = True
             in_answer |= own_tokens
-            stated = conversation.messages[index].weight
+            message = record.messages[index]
+            stated: Any = message.weight
             stated = (0.0 if self._policy.only_weighted_messages else 1.0) if stated is None else stated
             if self._weight is None:
                 self.counts["answers_proved_but_for_parts"] += 1
                 continue
-            wrong = np.flatnonzero(own_tokens & (weights != np.float32(self._weight) * np.float32(stated)))
+            if message.spans and message.weight != 0:
+                stated = part_weights(self._chat, record, index, answer, ids)
+                if stated is None:
+                    self.counts["answers_proved_but_for_parts"] += 1
+                    continue
+            expected = np.float32(self._weight) * np.asarray(stated, dtype=np.float32)
+            wrong = np.flatnonzero(own_tokens & (weights != expected) & ~np.isnan(expected))
             if len(wrong):
                 place = int(wrong[0])
                 yield place, f"message {index}: a token of its answer has the weight {weights[place]:g}"

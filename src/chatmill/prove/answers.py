@@ -172,6 +172,20 @@ class PlainIds(NamedTuple):
     ids: list[int]
     tokens_at: Mapping[int, int]
     """How many tokens come before a character, for those where tokens are cut."""
+    pieces: Sequence[EncodedPiece] = ()
+    """The texts that were encoded, in order."""
+
+
+class EncodedPiece(NamedTuple):
+    """A text between special tokens."""
+
+    first: int
+    """Its first token."""
+    place: int
+    """Where it begins in the rendering."""
+    text: str
+    prefix: int
+    """Characters that the vocabulary puts in front of it."""
 
 
 def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> PlainIds:
@@ -198,6 +212,7 @@ def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> P
     places = sorted({0, len(text.text), *breaks, *(place for spelled in text.tokens for place in spelled[:2])})
     ids: list[int] = []
     tokens_at = {0: 0}
+    pieces: list[EncodedPiece] = []
     strips, wants_prefix = False, rules.prefix is not None
     for start, stop in pairwise(places):
         piece, token = text.text[start:stop], tokens.get(start)
@@ -207,8 +222,10 @@ def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> P
             ids.append(chat.tokenizer.control(token.name))
             tokens_at[stop] = len(ids)
             continue
+        place, prefix = start, 0
         if strips:
             piece = piece.lstrip(WHITE_SPACE)
+            place = stop - len(piece)
         behind = tokens.get(stop)
         if behind is not None and rules.stripping.get(behind.name, (False, False))[0]:
             piece = piece.rstrip(WHITE_SPACE)
@@ -216,7 +233,9 @@ def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> P
             strips = False
             if wants_prefix and rules.prefix is not None and not piece.startswith(rules.prefix.unless):
                 piece = rules.prefix.text + piece
+                prefix = len(rules.prefix.text)
             wants_prefix = False
+            pieces.append(EncodedPiece(len(ids), place, piece, prefix))
         ids += chat.tokenizer.encode(piece) if piece else []
         tokens_at[stop] = len(ids)
-    return PlainIds(ids, tokens_at)
+    return PlainIds(ids, tokens_at, pieces)

@@ -52,7 +52,7 @@ def plain_history(messages: Sequence[Message], rule: History) -> list[tuple[int,
         is_old = asked_before and rule.observations is not None and len(later) >= rule.observations
         if is_old and message.role.value in rule.roles:
             text = rule.elided.replace("{lines}", str(len(message.content.splitlines())))
-            message = message._replace(content=text, has_content=True, parts=())
+            message = message._replace(content=text, has_content=True, parts=(), spans=())
         kept.append((k, message))
     return kept
 

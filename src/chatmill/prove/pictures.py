@@ -41,7 +41,8 @@ def expanded(
     row_made = PlainRow()
     spans: list[tuple[int, int, Shown]] = []
     written = sum(pair == (expander.token, PICTURE) for pair in zip(row.ids, row.kinds, strict=True))
-    for token, kind, message, logprob in zip(row.ids, row.kinds, row.messages, row.logprobs, strict=True):
+    columns = (row.ids, row.kinds, row.messages, row.logprobs, row.stated)
+    for token, kind, message, logprob, stated in zip(*columns, strict=True):
         new = [token]
         if token == expander.token and kind != PICTURE:
             raise spelled_error(expander.rule)
@@ -55,6 +56,8 @@ def expanded(
                 new += (template.tokenizer.encode(text) if control is None else [control]) * count
             spans.append((len(row_made.ids), len(row_made.ids) + len(new), picture))
         row_made.add(new, [kind] * len(new), message, [logprob] * len(new))
+        if token != expander.token:
+            row_made.stated[-1] = stated
     return row_made, spans
 
 

@@ -78,6 +78,8 @@ class PlainRecord:
         texts = list(_texts(self._values(conversation, len(conversation.messages))))
         self._spelled = sorted({match.group() for text in texts for match in template.names.finditer(text)})
         """Special tokens in texts of the record."""
+        self._used = set("".join(texts))
+        """Characters in texts of the record."""
         self._letters = [
             letter for letter in map(chr, LETTERS) if self._spelled and not any(letter in t for t in texts)
         ]
@@ -94,6 +96,17 @@ class PlainRecord:
         messages = (*self._conversation.messages[:count], message)
         return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
 
+    def with_message(self, index: int, message: Message) -> PlainRecord:
+        """Return the record with another message in one place."""
+        messages = [*self._conversation.messages]
+        messages[index] = message
+        return PlainRecord(self._template, self._conversation._replace(messages=tuple(messages)), self._options)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """Its messages."""
+        return self._conversation.messages
+
     @property
     def names(self) -> re.Pattern[str]:
         """Finds special tokens and stops."""
@@ -101,8 +114,7 @@ class PlainRecord:
 
     def letters(self, count: int) -> list[str]:
         """Return letters that no text of the record has."""
-        said = str(self._conversation)
-        return list(islice((letter for letter in map(chr, LETTERS) if letter not in said), count))
+        return list(islice((letter for letter in map(chr, LETTERS) if letter not in self._used), count))
 
     def instead(
         self, index: int, *, content: str, reasoning: str | None, calls: tuple[ToolCall, ...] | None = None
@@ -120,7 +132,7 @@ class PlainRecord:
         """
         original = self._conversation.messages[message]
         content = original.content if isinstance(original.content, str) else ""
-        letter = next((candidate for candidate in map(chr, LETTERS) if candidate not in str(self._conversation)), "")
+        letter = next((candidate for candidate in map(chr, LETTERS) if candidate not in self._used), "")
         size = len(content.rstrip())
         if not size or not letter:
             return None

@@ -30,6 +30,7 @@ from chatmill.core.ledger import (
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
+    MIXED,
     REASONING,
     TRIMMED,
     Ledger,
@@ -43,6 +44,7 @@ from chatmill.pack.overflow import kept_spans
 from chatmill.pack.windows import KeptSpan
 from chatmill.prove.answer_check import Row
 from chatmill.prove.conversations import Variant, variants_of
+from chatmill.prove.part_weights import CharacterWeights, flag_context, mixed_tokens
 from chatmill.prove.pictures import expanded, shown_in
 from chatmill.prove.rows import PlainRow, plain_row, token_weights
 from chatmill.prove.samples import PlainSamples
@@ -185,7 +187,10 @@ class Reference:
         """Write a conversation; `new` messages are noted, `is_last` says that it has the last row of its record."""
         written, rules = self.template.text_documents(conversation), self.template.rules
         items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.documents]
-        plain = [self._row(conversation, document) for document in items]
+        parts = CharacterWeights(conversation)
+        plain = [self._row(conversation, document, parts) for document in items]
+        parts.check_shown()
+        notes[MIXED] += mixed_tokens(plain)
         resampled, sampled = self._samples.put(plain, conversation)
         for k in self._samples.doubtful(plain, conversation):
             sampled["sampled_differ"] += self._differs(as_last_answer(conversation, k))
@@ -220,7 +225,8 @@ class Reference:
         try:
             documents, rules = self.template.text_documents(conversation).documents, self.template.rules
             items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in documents]
-            rows = [self._row(conversation, document) for document in items]
+            parts = CharacterWeights(conversation)
+            rows = [self._row(conversation, document, parts) for document in items]
             _, notes = self._samples.put(rows, conversation)
         except RecordError as error:
             if error.code in WRONG:
@@ -228,9 +234,9 @@ class Reference:
             return True
         return notes["sampled_differ"] > 0 or bool(self._samples.doubtful(rows, conversation))
 
-    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart], parts: CharacterWeights) -> PlainRow:
         """Return one document as the template writes it."""
-        out = plain_row(items, self.tokenizer, self._known)
+        out = plain_row(items, self.tokenizer, self._known, None if parts.is_empty else parts.of_piece)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
             if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
                 out.kinds[place] = code | REPEATED
@@ -241,6 +247,7 @@ class Reference:
     ) -> DerivedRow:
         """Return a rendering with its pictures and weights, and its documents."""
         row, images = expanded(self.template, plain, shown)
+        flag_context(row)
         weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
         derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
         length, capacity = len(row.ids), self.recipe.packing.max_length

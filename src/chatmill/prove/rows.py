@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -32,20 +33,36 @@ class PlainRow:
     """NaN where none is known."""
     weights: list[float] = field(default_factory=list)
     """Empty until the row is whole."""
+    stated: list[float | None] = field(default_factory=list)
+    """What parts of messages say about the weight of each token; None where no part is near."""
+    mixed: list[bool] = field(default_factory=list)
+    """Tokens that cover parts of different weights."""
 
     def add(
         self, ids: Sequence[int], kinds: Sequence[int], message: int, logprobs: Sequence[float | None] = ()
     ) -> None:
         """Append tokens of one message."""
+        self.stated += [None] * len(ids)
+        self.mixed += [False] * len(ids)
         self.ids += ids
         self.kinds += kinds
         self.messages += [message] * len(ids)
         self.logprobs += [NO_LOGPROB if logprob is None else logprob for logprob in logprobs or [None] * len(ids)]
 
+    def extend(self, other: PlainRow) -> None:
+        """Append the tokens of another row."""
+        self.ids += other.ids
+        self.kinds += other.kinds
+        self.messages += other.messages
+        self.logprobs += other.logprobs
+        self.stated += other.stated
+        self.mixed += other.mixed
+
     def part(self, start: int, stop: int | None) -> PlainRow:
         """Return some tokens of the row, without weights."""
         at = slice(start, stop)
-        return PlainRow(self.ids[at], self.kinds[at], self.messages[at], self.logprobs[at])
+        ids, kinds, messages = self.ids[at], self.kinds[at], self.messages[at]
+        return PlainRow(ids, kinds, messages, self.logprobs[at], stated=self.stated[at], mixed=self.mixed[at])
 
     def answer_of(self, message: int) -> Answer | None:
         """Return where the answer of a message is; None if the row has none."""
@@ -64,13 +81,29 @@ def is_answer(code: int) -> bool:
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in ANSWER
 
 
-def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, ids_of: dict[str, list[int]]) -> PlainRow:
-    """Return the tokens of a document; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
+def plain_row(
+    items: Sequence[Ids | TextPart],
+    tokenizer: Tokenizer,
+    ids_of: dict[str, list[int]],
+    weigh: Callable[[Sequence[TextPart]], Sequence[float] | None] | None = None,
+) -> PlainRow:
+    """Return the tokens of a document; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once.
+
+    `weigh` says what every character of a piece weighs, None where no part of a message has a weight of its own.
+    """
     row = PlainRow()
     piece: list[TextPart] = []
     for item in (*items, Ids((), 0, -1)):
         if piece and (isinstance(item, Ids) or item.opens):
+            begin = len(row.ids)
             _encode(row, piece, tokenizer, ids_of)
+            weights = None if weigh is None else weigh(piece)
+            if weights is not None:
+                text = "".join(part.text for part in piece)
+                for at, covered in enumerate(covered_characters(text, row.ids[begin:], tokenizer), begin):
+                    found = {weights[place] for place in covered}
+                    row.stated[at] = min(found, default=None)
+                    row.mixed[at] = len(found) > 1
             piece = []
         if isinstance(item, Ids):
             row.add(item.ids, [item.kind] * len(item.ids), item.message)
@@ -103,6 +136,26 @@ def _tokens_before(prefix: str, text: str, ids: list[int], tokenizer: Tokenizer)
     return len(ids)
 
 
+def covered_characters(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[range]:
+    """Return the characters of a text that each of its tokens covers, one at least in part."""
+    if not text:
+        return []
+    if tokenizer.bytes_add_up:
+        sizes = [0, *accumulate(len(character.encode()) for character in text)]
+        if tokenizer.normalize(text) != text:
+            sizes = [len(tokenizer.normalize(text[:place]).encode()) for place in range(len(text) + 1)]
+        ends = list(accumulate(len(tokenizer.token_bytes(token)) for token in ids))
+        # a character is in a token if it ends after the token's first byte, and begins before its last
+        return [
+            range(bisect_right(sizes, begin) - 1, bisect_left(sizes, end))
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+    counts = [_tokens_before(text[:place], text, list(ids), tokenizer) for place in range(len(text) + 1)]
+    first = [bisect_right(counts, number) - 1 for number in range(len(ids))]
+    # several tokens may begin at one character: its bytes
+    return [range(begin, max(end, begin + 1)) for begin, end in zip(first, [*first[1:], len(text)], strict=False)]
+
+
 def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, is_last: bool = True) -> list[float]:
     """Return the weight of every token: the policy's table, its scope, and the weight of the token's own message.
 
@@ -125,6 +178,10 @@ def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, 
         if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
             weights.append(0.0)
             continue
-        stated = sources[message].weight if message >= 0 else None
+        own = sources[message].weight if message >= 0 else None
+        part = row.stated[place] if row.stated else None
+        stated = own if part is None else part
+        if part is not None and own is None:
+            stated = min(part, default)
         weights.append(float(np.float32(weight) * np.float32(default if stated is None else stated)))  # as it is stored
     return weights

@@ -138,7 +138,7 @@ class PlainSamples:
         answered = row.part(0, first)
         if message.token_ids is None:
             ended = False
-            answered.add(row.ids[first:tail], row.kinds[first:tail], k)
+            answered.extend(row.part(first, tail))
         else:
             ids = list(message.token_ids)
             if same:
@@ -154,10 +154,8 @@ class PlainSamples:
             return answered
         rest = row.part(stop if ended else tail, None)
         missing = 0 if ended else stop - tail  # a stop that the model did not write
-        answered.ids += rest.ids
-        answered.kinds += [code | (REPEATED if n < missing else 0) for n, code in enumerate(rest.kinds)]
-        answered.messages += rest.messages
-        answered.logprobs += rest.logprobs
+        rest.kinds = [code | (REPEATED if n < missing else 0) for n, code in enumerate(rest.kinds)]
+        answered.extend(rest)
         return answered
 
     def _spelled(self, ids: Sequence[int]) -> list[bytes | int]:

@@ -38,7 +38,8 @@ def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return [message]  # for the checks that all messages go through
     for i, part in enumerate(content):  # a call or a result may become something that has no parts
-        refuse_part_training(part, f"{path}.content[{i}]")
+        is_text = part.get("type", "text") == "text"
+        refuse_part_training(part, f"{path}.content[{i}]", ("train", "weight") if is_text else ())
     if message.get("role") == "assistant":
         return [_answer(message, content, path)]
     plain: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatmill.core.conversation import Message
+from chatmill.core.part_training import part_error
 from chatmill.core.pictures import MARK, NEXT, PICTURE_FIELDS, Picture, picture_of
 from chatmill.errors import RecordError
 
@@ -40,6 +41,12 @@ def _marked(message: Message) -> Message:
     texts = message.content.split(MARK)
     if len(texts) == 1:
         return message
+    if message.spans:
+        raise part_error(
+            "parts of a message with images have no weights of their own: give the message a 'weight', or put the "
+            "images into a message of their own",
+            "messages",
+        )
     parts: list[str | Picture] = [texts[0]]
     for text in texts[1:]:
         parts += [NEXT, text]

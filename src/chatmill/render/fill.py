@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, RoleCode, roles_of
-from chatmill.core.native.document_layout import Layout, Origin, buffer_number, lay_out, share
+from chatmill.core.native.document_layout import Layout, Origin, Sharing, buffer_number, lay_out, share
 from chatmill.core.native.gather import Pieces, gathered, joined_pieces
 from chatmill.core.native.text_ranges import positions_of
 from chatmill.core.shared_rows import SharedRows
@@ -20,6 +20,7 @@ from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression, evaluate, root
 from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import InputForm, RecordView
+from chatmill.render.part_weights import PartWeights, TextItems, weigh_parts
 from chatmill.render.stretch_table import StretchTable
 from chatmill.render.text_columns import Operations
 from chatmill.tokenizer.backends import Encoded
@@ -43,6 +44,8 @@ class Filled(NamedTuple):
 
     rows: SharedRows
     layout: Layout
+    parts: PartWeights | None
+    """Weights of parts of messages; None where the batch has none."""
 
 
 def fill(
@@ -55,7 +58,11 @@ def fill(
 ) -> Filled:
     """The tokens of documents; each has the number of its conversation in the batch, which templates see in a form."""
     table, stretches = stretch_table.table, entries.stretches
-    shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
+    has_parts = bool(len(batch.messages.with_spans))
+    if has_parts:
+        shared = _nothing_shared(len(stretches), len(conversations))
+    else:
+        shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
     owners = np.repeat(conversations, entries.counts)
     layout = lay_out(table, stretches, owners, entries.bases, shared.skips, batch)
     _put_other_texts(layout, stretch_table, batch, form)
@@ -81,8 +88,23 @@ def fill(
         message_offsets=offsets_of(message_counts),
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )
+    parts = None
+    if has_parts:
+        items = TextItems(
+            lines=ranges(table.firsts[stretches], own)[layout.text_items],
+            conversations=np.repeat(owners, own)[layout.text_items],
+            bases=np.repeat(entries.bases, own)[layout.text_items],
+            starts=run_offsets[layout.text_items],
+        )
+        parts = weigh_parts(layout, stretch_table, items, batch, pieces, texts, encoded, tokenizer, len(ids))
     rows = SharedRows(own=tokens, parents=shared.parents, until=shared.until, others=shared.others)
-    return Filled(_with_unwanted(rows), layout)
+    return Filled(_with_unwanted(rows), layout, parts)
+
+
+def _nothing_shared(stretches: int, rows: int) -> Sharing:
+    """Return rows that have all of their items themselves: their weights may differ where their texts do not."""
+    none = np.zeros(rows, dtype=np.int64)
+    return Sharing(np.zeros(stretches, dtype=np.int64), none - 1, none, np.empty((0, 3), dtype=np.int64))
 
 
 def _with_unwanted(rows: SharedRows) -> SharedRows:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
+from chatmill.core.kinds import REPEATED
 from chatmill.core.shared_rows import SharedRows
-from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
@@ -23,6 +24,7 @@ from chatmill.render.fill import Entries, fill
 from chatmill.render.jinja.turn_documents import Counts
 from chatmill.render.lost_texts import count_lost
 from chatmill.render.model_template import ModelTemplate
+from chatmill.render.part_weights import flag_context, split_runs
 from chatmill.render.plans import FoundPlans, find_plans, prompt_entries
 from chatmill.render.registry import bind
 from chatmill.render.sampled import NOTES, has_samples, with_samples
@@ -32,7 +34,18 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-PER_DOCUMENT = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "as_sampled", "sampled")
+PER_DOCUMENT = (
+    "kept",
+    "stripped",
+    "lost",
+    "turns",
+    "unstable",
+    "untrained",
+    "appended",
+    "as_sampled",
+    "mixed",
+    "sampled",
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,6 +72,8 @@ class Rendered:
     """Answers whose stop the template itself does not write."""
     as_sampled: Ints
     """Answers that are trained as a model writes them, which the template's history does not have."""
+    mixed: Ints
+    """Tokens of each document that cover characters of different weights, and have the smallest."""
     sampled: Ints
     """One line per document about sampled tokens, a column for each of `render.sampled.NOTES`."""
     pictures: PictureRuns = NO_PICTURES
@@ -164,7 +179,10 @@ def render_batch(
         else:
             calls, others = np.flatnonzero(is_calls), np.flatnonzero(~is_calls)
             rendered = _with_others(_of_calls(batch, calls, bound), batch, others, bound, counted)
-    return _with_pictures(rendered, batch, bound)
+    rendered = _with_pictures(rendered, batch, bound)
+    if rendered.rows.own.part_weights is None:
+        return rendered
+    return replace(rendered, rows=SharedRows.apart(flag_context(rendered.rows.own)))
 
 
 def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
@@ -244,7 +262,13 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
     counts = np.where(is_first[:, None], of_conversations[kept], 0)
     names = (*Counts._fields, "stripped")
     named = dict(zip(names, counts.T, strict=False))
-    return Rendered.of(filled.rows, kept, lost=counts[:, len(names) :], **named).without(plans.failed, batch)
+    rows, failed = filled.rows, plans.failed
+    if filled.parts is not None:
+        tokens = split_runs(replace(rows.own, part_weights=filled.parts.weights))
+        is_mixed = filled.parts.is_mixed & ((tokens.kinds & REPEATED) == 0)
+        named["mixed"] = segment_sums(is_mixed, tokens.offsets)
+        rows, failed = SharedRows.apart(tokens), dict(filled.parts.failed) | failed
+    return Rendered.of(rows, kept, lost=counts[:, len(names) :], **named).without(failed, batch)
 
 
 def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:

@@ -369,6 +369,9 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
         ids=gathered([tokens.ids, ids], which, starts, sizes),
         offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
+        part_weights=None
+        if tokens.part_weights is None
+        else gathered([tokens.part_weights, np.full(len(ids), np.nan, np.float32)], which, starts, sizes),
         run_kinds=np.append(kinds[old], new[first])[order],
         run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[places][owners]])[order],
         document_runs=document_runs,

@@ -244,11 +244,38 @@ class Tokenizer:
             assert self.reference is not None
             cuts = list(map(len, _prefixes(texts, which, prefix_bytes)))
             return offsets[which] + self.reference.tokens_before([texts[i] for i in which], cuts)
+        sizes = self._normal_sizes(texts, which, prefix_bytes, not_ascii)
+        return token_points(ids, self._byte_lengths, offsets, which, sizes)
+
+    def inside_tokens(
+        self, encoded: Encoded, which: Ints, prefix_bytes: Ints, points: Ints, texts: Texts
+    ) -> NDArray[np.bool_]:
+        """Return whether the byte of each pair lies inside a token that began before it.
+
+        `points` are those of `byte_points`. Bytes are those at which a character begins, or the end of a text.
+        """
+        ids, offsets = encoded
+        if not self.bytes_add_up:
+            assert self.reference is not None
+            prefixes, wholes = _prefixes(texts, which, prefix_bytes), [texts[i] for i in which]
+            following = self.reference.tokens_before(wholes, [len(prefix) + 1 for prefix in prefixes])
+            is_end = np.array([len(a) == len(b) for a, b in zip(prefixes, wholes, strict=True)], dtype=np.bool_)
+            is_start: NDArray[np.bool_] = is_end | (points == offsets[which]) | (offsets[which] + following > points)
+            return ~is_start
+        before = offsets_of(self._byte_lengths[ids])
+        starts = before[points] - before[offsets[which]]
+        is_inside: NDArray[np.bool_] = (points > offsets[which]) & (
+            starts > self._normal_sizes(texts, which, prefix_bytes, None)
+        )
+        return is_inside
+
+    def _normal_sizes(self, texts: Texts, which: Ints, prefix_bytes: Ints, not_ascii: NDArray[np.bool_] | None) -> Ints:
+        """Return the bytes of beginnings of texts after the normalizer."""
         moved = self._moved_by_normalizer(texts, which, prefix_bytes, not_ascii)
         prefixes, sizes = _prefixes(texts, which[moved], prefix_bytes[moved]), prefix_bytes.copy()
         size_of = {prefix: len(self.normalize(prefix).encode()) for prefix in set(prefixes)}
         sizes[moved] = [size_of[prefix] for prefix in prefixes]
-        return token_points(ids, self._byte_lengths, offsets, which, sizes)
+        return sizes
 
     def _moved_by_normalizer(
         self, texts: Texts, which: Ints, prefix_bytes: Ints, not_ascii: NDArray[np.bool_] | None

@@ -202,7 +202,7 @@ static place part(scanner *s, place p, int *type, int strict)
 {
     const int64_t first_key = s->keys->count;
     unsigned seen = 0;
-    int others = 0;
+    int others = 0, is_unused = 0;
     int64_t length;
     *type = TEXT_PART;
     if (!(p = after(s, p, '{'))) return NULL;
@@ -217,6 +217,7 @@ static place part(scanner *s, place p, int *type, int strict)
         } else {
             others++;
             if (speaks_of_training(s, p) || !(p = passed_key(s, p, first_key))) return NULL;
+            is_unused |= !IS(s, p, "null");
         }
         switch (key) {
         case PART_TYPE:
@@ -231,6 +232,7 @@ static place part(scanner *s, place p, int *type, int strict)
     }
     s->keys->count = first_key;
     if (*type != TEXT_PART) return p;
+    if (is_unused) return NULL; /* the full reader counts the key of a text part */
     if (strict && (others || !(seen & PART_TYPE))) return NULL;
     return seen & PART_TEXT ? p : NULL;
 }
