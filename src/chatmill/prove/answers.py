@@ -68,7 +68,9 @@ def plain_answer(
     if not ended.text.startswith(prompt.text):
         answered = _after_prompt(record, messages, index, prompt, ended)
     is_found = isinstance(answered, PlainText)
-    if given.answers is not AnswerText.HISTORY and (not is_found or prefers_sampled(messages[index], ended, given)):
+    if given.answers is not AnswerText.HISTORY and (
+        not is_found or prefers_sampled(record, messages[index], index, given)
+    ):
         sampled = sampled_answer(record, messages[index], index, prompt, ended, given)
         answered = answered if is_found and not isinstance(sampled, PlainText) else sampled
     if not isinstance(answered, PlainText):
@@ -152,7 +154,7 @@ def _stop_of_next(
         alike = [
             (_common_end(longer.text[:end], ended.text), token.start, longer.text[end : token.start], token.name)
             for token in longer.tokens
-            for end in sorted({token.start, len(longer.text[: token.start].rstrip())})
+            for end in range(len(longer.text[: token.start].rstrip()), token.start + 1)
             if token.name in stops and token.start < limit
         ]
         best = max(alike, default=(0, 0, "", ""))

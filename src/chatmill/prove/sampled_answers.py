@@ -40,17 +40,32 @@ class _Said(NamedTuple):
     """What the template is given: the same, or that without white space around the mark."""
 
 
-def prefers_sampled(message: Message, ended: PlainText, given: TemplateOptions) -> bool:
-    """Return whether a recipe wants an answer as it was sampled, although history follows the prompt."""
+def prefers_sampled(record: PlainRecord, message: Message, index: int, given: TemplateOptions) -> bool:
+    """Return whether a recipe wants an answer as it was sampled, although history follows the prompt.
+
+    It does where history leaves the reasoning out: a letter in it does not come out.
+    """
     if given.answers is not AnswerText.SAMPLED:
         return False
-    reasoning = (message.reasoning or "").strip()
-    if not reasoning:
-        content = message.content.lstrip()
-        mark = next((word for word in THINKING if content.startswith(word)), None)
-        inside, close, _ = content.removeprefix(mark or "").partition(THINKING.get(mark or "", "\0"))
-        reasoning = inside.strip() if close else ""
-    return bool(reasoning) and reasoning not in ended.text
+    (letter,) = record.letters(1)
+    content, reasoning = message.content, message.reasoning or ""
+    if reasoning.strip():
+        shown = record.instead(index, content=content, reasoning=_with_letter(reasoning, letter))
+    else:
+        mark = next((word for word in THINKING if content.lstrip().startswith(word)), None)
+        opened = len(content) - len(content.lstrip()) + len(mark or "")
+        inside, close, _ = content[opened:].partition(THINKING.get(mark or "", "\0"))
+        if not close or not inside.strip():
+            return False
+        changed = content[:opened] + _with_letter(inside, letter) + content[opened + len(inside) :]
+        shown = record.instead(index, content=changed, reasoning=message.reasoning)
+    return isinstance(shown, PlainText) and letter not in shown.text
+
+
+def _with_letter(text: str, letter: str) -> str:
+    """Return a text with a letter after its first one."""
+    begin = len(text) - len(text.lstrip()) + 1
+    return text[:begin] + letter + text[begin:]
 
 
 def sampled_answer(
@@ -211,6 +226,8 @@ def _said(
         yield _Said(content, content)
     elif given.no_reasoning is NoReasoning.CLOSE:
         yield from _joined("", opener, content)
+        for trimmed in (content.rstrip(), content.lstrip(), content.strip()):  # as a template may show it
+            yield from _joined("", opener, trimmed)
 
 
 def _joined(reasoning: str, opener: _Opener, content: str) -> Iterator[_Said]:

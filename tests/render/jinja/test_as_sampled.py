@@ -158,6 +158,32 @@ def test_sampled_goes_before_a_history_that_leaves_the_reasoning_out() -> None:
     assert rows(sampled, plain) == rows(auto, plain)
 
 
+@pytest.mark.parametrize("tags", [False, True])
+def test_reasoning_whose_words_the_answer_repeats_is_not_taken_for_shown(tags: bool) -> None:
+    """DeepSeek V3.1's history has the answer alone, in which the words of the reasoning stand as well."""
+    message = Message(Role.ASSISTANT, "<think>yes</think>yes, it is") if tags else OWN._replace(content="r, it is")
+    template = of_text(SWITCHED, answers=AnswerText.SAMPLED)
+    (_, answer), *_ = rows(template, talk(ASKED, message))
+    assert answer.startswith("yes</think>yes" if tags else "r\n</think>\n\nr")
+    assert survey(template, [talk(ASKED, message)]).failures == []
+
+
+@pytest.mark.parametrize("content", ["A", "A\n", "A\n\n"])
+def test_white_space_before_a_stop_that_the_next_header_writes_is_both(content: str) -> None:
+    """Apriel's header begins with a line break, and a content may end with some."""
+    template = of_text(text_of("llamacpp/Apriel-1.6-15b-Thinker-fixed.jinja"), ("<|end|>",), ())
+    conversation = talk(ASKED, Message(Role.ASSISTANT, content, reasoning="R"))
+    assert rows(template, conversation)[0][1] == f"R\n[BEGIN FINAL RESPONSE]\n{content}\n<|end|>"
+    assert survey(template, [conversation]).failures == []
+
+
+@pytest.mark.parametrize("content", ["A ", "A\n"])
+def test_reasoning_closed_at_once_has_the_content_as_the_template_shows_it(content: str) -> None:
+    template = of_text(VERBATIM.replace("{{ c }}", "{{ c | trim }}"), no_reasoning=NoReasoning.CLOSE)
+    assert rows(template, talk(ASKED, Message(Role.ASSISTANT, content)))[0][1] == "\n</think>\n\nA<|im_end|>"
+    assert survey(template, [talk(ASKED, Message(Role.ASSISTANT, content))]).failures == []
+
+
 # ---- what an error says to do is tried
 
 

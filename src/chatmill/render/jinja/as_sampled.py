@@ -126,9 +126,11 @@ class SampledAnswers:
         if (message.reasoning or "").strip():
             return not any(_field_of(piece) == "reasoning" for piece in own)
         opened = next((mark for mark in THINKING if message.content.lstrip().startswith(mark)), None)
-        thought, close, _ = message.content.partition(THINKING.get(opened or "", "\0"))
-        inside = thought.removeprefix(opened or "").strip()
-        return bool(close and inside) and not any(inside in answer.text[piece.start : piece.stop] for piece in own)
+        thought, close, said = message.content.partition(THINKING.get(opened or "", "\0"))
+        inside = thought.lstrip().removeprefix(opened or "").strip()
+        # what is said after the reasoning may hold the same words: it does not count
+        shown = "".join(answer.text[piece.start : piece.stop] for piece in own).strip().removesuffix(said.strip())
+        return bool(close and inside) and inside not in shown
 
     def _with_reasoning(
         self, message: Message, index: int, opening: _Opening, own: Sequence[Piece], ended: Rendering
