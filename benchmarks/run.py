@@ -33,7 +33,9 @@ BENCHMARKS = (
     "startup",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way."""
-TOOLS = ("agents", "kinds", "pictures", "publish", "run", "tokenizers_one", "tokens", "tree_training")
+TOOLS = (
+    "agents", "kinds", "pictures", "publish", "publish_curve", "run", "tokenizers_one", "tokens", "tree_training",
+)  # fmt: skip
 """Modules that are run by themselves."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",
