@@ -17,13 +17,9 @@ from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.words import counted
 from chatmill.look.decoder import Decoder
-from chatmill.look.item_lines import document_lines
-from chatmill.look.item_view import view_item
 from chatmill.look.items import Item
 from chatmill.look.ledger import losses
-from chatmill.look.pages import page_of
 from chatmill.look.safe_text import visible
-from chatmill.look.terminal import width_of
 
 MOST_TOKENS = 4096
 """Tokens of an episode that a notebook shows."""
@@ -97,6 +93,10 @@ class ShownEpisode:
 
     def __repr__(self) -> str:
         """Coloured in a terminal; what is trained has a bar, and control tokens are in «»."""
+        from chatmill.look.item_lines import document_lines  # rich takes its time
+        from chatmill.look.item_view import view_item
+        from chatmill.look.terminal import width_of
+
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         width = width_of(sys.stdout)
         console = plain_console(file=io.StringIO(), width=width, colour=colour)
@@ -107,6 +107,9 @@ class ShownEpisode:
         return console.file.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
+        from chatmill.look.item_view import view_item
+        from chatmill.look.pages import page_of
+
         view = view_item(self._item, self._decoder, "episode")
         messages = [said for _, _, shown in view.window(0, MOST_TOKENS) for said in shown]
         notes = [f"{len(self) - MOST_TOKENS:,} more tokens"] if len(self) > MOST_TOKENS else []
@@ -151,6 +154,8 @@ class Summary:
 
     def html(self, *notes: str) -> str:
         """Write the summary for a notebook; `notes` come last."""
+        from chatmill.look.pages import page_of
+
         rows = [(loss.words, loss.count) for loss in self.losses]
         head = ("split", "episodes", "tokens", "trained", "share")
         tables = [(head, self.splits), *([((), rows)] if rows else [])]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
@@ -32,6 +30,9 @@ from chatmill.core.ledger import (
 )
 from chatmill.core.words import counted
 from chatmill.look.safe_text import visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 LOST = {
     LOST_REASONING: "characters of reasoning",

@@ -267,7 +267,7 @@ def _byte_level_spellings(tokens: list[str]) -> list[bytes]:
     data = values.astype(np.uint8).tobytes()
     spelled = [data[start:stop] for start, stop in itertools.pairwise(bounds.tolist())]
     others = np.searchsorted(bounds, np.flatnonzero(values < 0), side="right") - 1
-    for index in np.unique(others).tolist():
+    for index in set(others.tolist()):
         spelled[index] = tokens[index].encode()
     return spelled
 
