@@ -52,9 +52,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     texts = [TEMPLATE.read_text(), json.dumps(TOOLS)]
     texts += [f'{{"name": "add", "arguments": {{"a": {n}, "b": {n * 7}}}}} The sum is {n}.' for n in range(2000)]
     inner.train_from_iterator(texts, trainer)
+    inner.add_special_tokens(SPECIALS)
+    inner.add_tokens(MARKS)
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    made.add_special_tokens({"additional_special_tokens": SPECIALS})
-    made.add_tokens(MARKS)
     made.chat_template = TEMPLATE.read_text()
     return made
 
@@ -203,7 +203,7 @@ def main() -> None:
             ids, messages = column["completion_ids"][row], column["messages"][row]
             counts["episodes"] += 1
             counts["answers"] += sum(message["role"] == "assistant" for message in messages)
-            counts["proved"] += bool(messages[1].get("tool_calls")) + ("The sum is" in messages[-1]["content"])
+            counts["proved"] += bool(messages[1].get("tool_calls")) + messages[-1]["content"].startswith("The sum is")
             counts["sampled"] += sum(column["env_mask"][row])
             text = renderer.tokenizer.decode(ids)
             counts["not canonical"] += renderer.tokenizer.encode_documents([text])[0].tolist() != ids
@@ -221,7 +221,7 @@ def main() -> None:
         arguments = GRPOConfig(
             output_dir=folder, max_steps=given.steps, per_device_train_batch_size=8, num_generations=4,
             gradient_accumulation_steps=1, max_completion_length=1024, learning_rate=1e-3, beta=0.0, temperature=1.0,
-            bf16=False, logging_steps=5, save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+            bf16=False, logging_steps=5, save_strategy="no", report_to="none", disable_tqdm=True, seed=0,
             use_cpu=not torch.cuda.is_available(),
         )  # fmt: skip
         trainer = CheckedTrainer(

@@ -68,6 +68,8 @@ TOOLS = [
     }
     for name in ("get_weather", "f")
 ]
+WRITTEN = 100
+"""Answers that are written after each prompt; the others are made of them."""
 BEFORE = (
     [{"role": "user", "content": "Question?"}],
     [
@@ -96,6 +98,8 @@ class TemplateFuzzer:
                     self.prompts.append(self.renderer.prompt(before, tools))
                 except RecordError:
                     continue
+        self._pool: dict[int, list[str]] = {}
+        """Answers that the template writes after each prompt."""
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
 
@@ -141,7 +145,10 @@ class TemplateFuzzer:
     def _answer_ids(self, prompt: Prompt) -> list[int]:
         """Return ids of an answer, mostly changed at some places."""
         chance, tokenizer = self._chance, self.renderer.tokenizer
-        text = self._written(prompt)
+        pool = self._pool.setdefault(id(prompt), [])
+        if len(pool) < WRITTEN:
+            pool.append(self._written(prompt))
+        text = chance.choice(pool)
         for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
             text = self._changed(text)
         as_text = chance.random() < 0.1  # special tokens spelled by ordinary ones
