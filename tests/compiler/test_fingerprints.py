@@ -33,6 +33,7 @@ from chatmill.images.rule import PictureRule
 from chatmill.label.errors import ErrorRule
 from chatmill.label.policy import NOT_HASHED, Policy, Scope
 from chatmill.label.presets import PRESETS, _PolicyFile
+from chatmill.read.agents.branches import UnknownPrompt
 from chatmill.read.picks import Pick
 from chatmill.read.ranges import Chunk, ChunkKind
 from chatmill.render import model_template
@@ -240,6 +241,9 @@ RULES_OF_SOURCE: dict[str, Any] = {
     "pick": Pick(group="g"),
     "history": History(observations=1),
     "max_records": 3,
+    "tools_file": "tools.json",
+    "system_file": "system.txt",
+    "unknown_prompt": UnknownPrompt.CONTEXT,
 }
 
 

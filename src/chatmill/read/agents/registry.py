@@ -54,6 +54,8 @@ def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
     lines = head.removeprefix(BOM).split(b"\n")
     whole = lines if len(head) < 1 << 16 else lines[:-1]
     if not whole:
+        if not head.removeprefix(BOM).lstrip().startswith((b"{", b"[")):
+            return ""
         # Graphs with token ids have lines of many megabytes.
         first = read_more(LINE_LIMIT).removeprefix(BOM).partition(b"\n")[0]
         whole = [first]
