@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chatmill.errors import RecordError
+from chatmill.errors import RecordError, fault_of
 from chatmill.json_values import decoded
 from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentOptions, AgentRun, run_records
+from chatmill.read.agents.claude_code import is_claude_code, read_claude_code
+from chatmill.read.agents.codex import is_codex, read_codex
 from chatmill.read.agents.request_logs import is_request_log, read_request_log
 from chatmill.read.agents.verifiers import is_verifiers, is_verifiers_output, read_verifiers, read_verifiers_outputs
 from chatmill.read.lines import BOM, LINE_LIMIT
@@ -38,6 +40,8 @@ AGENT_FORMATS: Mapping[str, AgentFormat] = {
     for one in (
         AgentFormat(name="verifiers", fits=is_verifiers, read=read_verifiers),
         AgentFormat(name="verifiers_outputs", fits=is_verifiers_output, read=read_verifiers_outputs),
+        AgentFormat(name="claude_code", fits=is_claude_code, read=read_claude_code),
+        AgentFormat(name="codex", fits=is_codex, read=read_codex),
         AgentFormat(name="request_log", fits=is_request_log, read=read_request_log),
     )
 }
@@ -98,8 +102,13 @@ def agent_records(path: Place, name: str, options: AgentOptions | None = None) -
         options: What the recipe says of it.
     """
     options = options or AgentOptions()
-    for run in AGENT_FORMATS[name].read(AgentFile(path)):
-        yield from run_records(run, name, options)
+    try:
+        for run in AGENT_FORMATS[name].read(AgentFile(path)):
+            yield from run_records(run, name, options)
+    except Exception as error:
+        # What is left of the file is lost then, and one refused record says so.
+        fault = AgentRun(path.name, [], errors=[fault_of(error)])
+        yield from run_records(fault, name, options)
 
 
 def options_key(options: AgentOptions, stem: str) -> str:

@@ -81,10 +81,9 @@ def item_content(content: object, lacks: Lacking) -> Any:
     parts: list[dict[str, Any]] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in TEXT_PARTS:
-            parts.append({"type": "text", "text": part.get("text") or ""})
-        elif kind == "refusal":
-            parts.append({"type": "text", "text": part.get("refusal") or ""})
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+        if kind in (*TEXT_PARTS, "refusal") and isinstance(text, str):
+            parts.append({"type": "text", "text": text})
         elif kind == "input_image" and part.get("image_url"):
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
         else:
