@@ -14,7 +14,14 @@ from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentOptions, AgentRun, run_records
 from chatmill.read.agents.claude_code import is_claude_code, read_claude_code
 from chatmill.read.agents.codex import is_codex, read_codex
+from chatmill.read.agents.openhands import (
+    is_completion_log,
+    is_openhands_event,
+    read_completion_log,
+    read_openhands_events,
+)
 from chatmill.read.agents.request_logs import is_request_log, read_request_log
+from chatmill.read.agents.swe_agent import is_mini_swe_agent, is_swe_agent, read_mini_swe_agent, read_swe_agent
 from chatmill.read.agents.verifiers import is_verifiers, is_verifiers_output, read_verifiers, read_verifiers_outputs
 from chatmill.read.lines import BOM, LINE_LIMIT
 from chatmill.read.places import Place
@@ -42,6 +49,10 @@ AGENT_FORMATS: Mapping[str, AgentFormat] = {
         AgentFormat(name="verifiers_outputs", fits=is_verifiers_output, read=read_verifiers_outputs),
         AgentFormat(name="claude_code", fits=is_claude_code, read=read_claude_code),
         AgentFormat(name="codex", fits=is_codex, read=read_codex),
+        AgentFormat(name="swe_agent", fits=is_swe_agent, read=read_swe_agent),
+        AgentFormat(name="mini_swe_agent", fits=is_mini_swe_agent, read=read_mini_swe_agent),
+        AgentFormat(name="openhands_log", fits=is_completion_log, read=read_completion_log),
+        AgentFormat(name="openhands", fits=is_openhands_event, read=read_openhands_events),
         AgentFormat(name="request_log", fits=is_request_log, read=read_request_log),
     )
 }
@@ -58,8 +69,6 @@ def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
     lines = head.removeprefix(BOM).split(b"\n")
     whole = lines if len(head) < 1 << 16 else lines[:-1]
     if not whole:
-        if not head.removeprefix(BOM).lstrip().startswith((b"{", b"[")):
-            return ""
         # Graphs with token ids have lines of many megabytes.
         first = read_more(LINE_LIMIT).removeprefix(BOM).partition(b"\n")[0]
         whole = [first]

@@ -1,0 +1,263 @@
+"""Files of OpenHands: completion logs, and lists of events of its first and second generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chatmill.errors import RecordError
+from chatmill.read.agents.agent_file import AgentFile
+from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, Lacking, PlainMessage
+from chatmill.read.agents.dialects import chat_message
+from chatmill.read.agents.request_logs import CallJoiner
+
+LOG_MARKS = ("kwargs", "llm_path", "usage_summary", "fncall_messages")
+CONDENSED = "condensed events"
+
+
+def is_completion_log(record: Mapping[str, Any]) -> bool:
+    """Return whether a file is the log of one model call."""
+    has_request = "messages" in record or "input" in record
+    is_call = has_request and ("response" in record or "error" in record)
+    return is_call and any(mark in record for mark in LOG_MARKS)
+
+
+def is_openhands_event(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is an event, or a result of a benchmark that holds events."""
+    history = record.get("history")
+    if isinstance(history, list) and "instance_id" in record:
+        first = history[0] if history else None
+        first = first[0] if isinstance(first, list) and first else first
+        return isinstance(first, Mapping) and _is_event(first)
+    return _is_event(record)
+
+
+def read_completion_log(file: AgentFile) -> Iterator[AgentRun]:
+    """Yield the run of one logged call."""
+    calls = CallJoiner(file.path.name.removesuffix(".json"))
+    for line in file.lines():
+        if line.error is not None:
+            calls.run.errors.append(line.error)
+            continue
+        calls.add_record(_as_call(line.value), f"line {line.number}")
+    run = calls.finish()
+    for branch in run.branches:
+        if branch.tools and any(not _has_parameters(tool) for tool in branch.tools):
+            # The second generation writes names and descriptions of its tools, and no parameters.
+            branch.tools = None
+    yield run
+
+
+def read_openhands_events(file: AgentFile) -> Iterator[AgentRun]:
+    """Yield a run per list of events: the file itself, or each result of a benchmark."""
+    events: list[Mapping[str, Any]] = []
+    errors: list[RecordError] = []
+    for line in file.lines():
+        if line.error is not None:
+            errors.append(line.error)
+        elif not isinstance(line.value, Mapping):
+            errors.append(RecordError(f"entry {line.number} must be an object", code="record_type"))
+        elif isinstance(line.value.get("history"), list):
+            yield _Events(str(line.value.get("instance_id")), _flat(line.value["history"])).run()
+        else:
+            events.append(line.value)
+    if events or errors:
+        run = _Events(file.stem, events, is_damaged=bool(errors)).run()
+        run.errors += errors
+        yield run
+
+
+def _is_event(record: Mapping[str, Any]) -> bool:
+    if isinstance(record.get("kind"), str) and "source" in record:
+        return "id" in record and str(record["kind"]).endswith(("Event", "Observation", "Condensation"))
+    has_kind = isinstance(record.get("action"), str) or isinstance(record.get("observation"), str)
+    return has_kind and ("source" in record or "args" in record or "extras" in record)
+
+
+def _flat(history: list[Any]) -> list[Mapping[str, Any]]:
+    """Return the events of a history; older files have pairs of an action and its observation."""
+    events: list[Mapping[str, Any]] = []
+    for entry in history:
+        for event in entry if isinstance(entry, list) else [entry]:
+            if isinstance(event, Mapping):
+                events.append(event)
+    return events
+
+
+def _as_call(record: Any) -> Any:
+    """Return a completion log as a logged call.
+
+    Mocked calls are left as the text that the model wrote: `messages` and `response` hold that, `fncall_messages` not.
+    """
+    if not isinstance(record, Mapping):
+        return record
+    kwargs = record.get("kwargs")
+    request = dict(kwargs) if isinstance(kwargs, Mapping) else {}
+    for name in ("messages", "input", "instructions"):
+        if record.get(name) is not None:
+            request[name] = record[name]
+    if not request.get("tools") and isinstance(record.get("tools"), list):
+        request["tools"] = [_plain_tool(tool) for tool in record["tools"]]
+    return {"request": request, "response": record.get("response"), "error": record.get("error")}
+
+
+def _plain_tool(tool: Any) -> Any:
+    if isinstance(tool, Mapping) and "function" not in tool and "title" in tool:
+        return {"type": "function", "function": {"name": tool["title"], "description": tool.get("description")}}
+    return tool
+
+
+def _has_parameters(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and "parameters" in function
+
+
+class _Events:
+    """The events of one conversation, in the order of the file."""
+
+    def __init__(self, name: str, events: list[Mapping[str, Any]], *, is_damaged: bool = False) -> None:
+        self._run = AgentRun(name, [])
+        self._lacks: Lacking = self._run.lacks
+        self._events = events
+        self._turns: list[AgentTurn] = []
+        self._tools: list[Any] | None = None
+        self._answers: dict[str, AgentTurn] = {}
+        self._unknown = "an event that cannot be read" if is_damaged else ""
+
+    def run(self) -> AgentRun:
+        """Return the run with its one history."""
+        for event in self._events:
+            if isinstance(event.get("kind"), str):
+                self._add_second(event)
+            else:
+                self._add_first(event)
+        has_system = bool(self._turns) and self._turns[0].message.get("role") == "system"
+        self._run.branches.append(AgentBranch(self._turns, tools=self._tools, has_system=has_system))
+        return self._run
+
+    def _add_first(self, event: Mapping[str, Any]) -> None:
+        """Add an event of the first generation."""
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, Mapping) else {}
+        action = event.get("action")
+        metadata = event.get("tool_call_metadata")
+        if action == "system":
+            if isinstance(arguments.get("tools"), list):
+                self._tools = arguments["tools"]
+            self._turns.append(AgentTurn({"role": "system", "content": arguments.get("content")}))
+        elif action == "condensation":
+            self._unknown = self._unknown or CONDENSED
+        elif action == "delegate":
+            self._unknown = self._unknown or "another agent's events"
+        elif isinstance(metadata, Mapping) and action is not None:
+            self._add_response(metadata)
+        elif isinstance(metadata, Mapping):
+            content = event.get("content")
+            message = {"role": "tool", "tool_call_id": metadata.get("tool_call_id"), "content": content}
+            self._turns.append(AgentTurn(message))
+        elif action == "message" and event.get("source") == "user":
+            self._turns.append(AgentTurn({"role": "user", "content": arguments.get("content")}))
+        elif action in ("message", "finish") and event.get("source") == "agent":
+            # Without the response nobody knows what of it the model wrote.
+            self._lacks.add("responses behind actions")
+            text = arguments.get("content") or arguments.get("final_thought") or ""
+            self._turns.append(AgentTurn({"role": "assistant", "content": text}))
+        elif action is not None and event.get("source") == "agent":
+            self._lacks.add("responses behind actions")
+
+    def _add_response(self, metadata: Mapping[str, Any]) -> None:
+        """Add the response behind an action; all actions of one response are one answer."""
+        response = metadata.get("model_response")
+        choices = response.get("choices") if isinstance(response, Mapping) else None
+        if not isinstance(response, Mapping) or not isinstance(choices, list) or not choices:
+            self._lacks.add("responses behind actions")
+            return
+        name = str(response.get("id"))
+        if name in self._answers:
+            return
+        choice = choices[0] if isinstance(choices[0], Mapping) else {}
+        try:
+            message = chat_message({**dict(choice.get("message") or {}), "role": "assistant"}, self._lacks)
+        except (RecordError, TypeError, ValueError):
+            self._run.errors.append(RecordError("a response has no message", code="missing_field"))
+            return
+        self._add_answer(name, message, str(response.get("model") or ""))
+
+    def _add_answer(self, name: str, message: PlainMessage, model: str) -> None:
+        turn = AgentTurn(message, name, model, self._unknown)
+        self._answers[name] = turn
+        self._turns.append(turn)
+
+    def _add_second(self, event: Mapping[str, Any]) -> None:
+        """Add an event of the second generation, whose kind is the name of its class."""
+        match event.get("kind"):
+            case "SystemPromptEvent":
+                self._add_system(event)
+            case "MessageEvent":
+                self._add_message(event)
+            case "ActionEvent":
+                self._add_action(event)
+            case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
+                self._add_result(event)
+            case "Condensation":
+                self._unknown = self._unknown or CONDENSED
+            case "TokenEvent":
+                self._lacks.add("place of token ids")
+
+    def _add_system(self, event: Mapping[str, Any]) -> None:
+        texts = [_text(event.get("system_prompt"))]
+        if event.get("dynamic_context"):
+            texts.append(_text(event["dynamic_context"]))
+        self._turns.append(AgentTurn({"role": "system", "content": "".join(texts)}))
+
+    def _add_message(self, event: Mapping[str, Any]) -> None:
+        told = event.get("llm_message")
+        told = told if isinstance(told, Mapping) else {}
+        content = _text(told.get("content")) + _text(event.get("extended_content"))
+        if told.get("role") == "assistant":
+            message: PlainMessage = {"role": "assistant", "content": content}
+            if told.get("reasoning_content"):
+                message["reasoning_content"] = told["reasoning_content"]
+            self._add_answer(str(event.get("llm_response_id") or event.get("id")), message, "")
+        else:
+            self._turns.append(AgentTurn({"role": told.get("role"), "content": content}))
+
+    def _add_action(self, event: Mapping[str, Any]) -> None:
+        """Add a call; neighbouring calls of one response are one answer, with the thought of the first."""
+        name = str(event.get("llm_response_id") or event.get("id"))
+        call = event.get("tool_call")
+        call = call if isinstance(call, Mapping) else {}
+        function = {"name": call.get("name"), "arguments": call.get("arguments")}
+        plain = {"id": call.get("id"), "type": "function", "function": function}
+        if name in self._answers:
+            self._answers[name].message.setdefault("tool_calls", []).append(plain)
+            return
+        message: PlainMessage = {"role": "assistant", "content": _text(event.get("thought")) or None}
+        if event.get("reasoning_content"):
+            message["reasoning_content"] = event["reasoning_content"]
+        message["tool_calls"] = [plain]
+        self._add_answer(name, message, "")
+
+    def _add_result(self, event: Mapping[str, Any]) -> None:
+        observation = event.get("observation")
+        observation = observation if isinstance(observation, Mapping) else {}
+        text = _text(observation.get("content")) if observation else ""
+        text = text or str(event.get("error") or event.get("rejection_reason") or "")
+        message: PlainMessage = {"role": "tool", "tool_call_id": event.get("tool_call_id"), "content": text}
+        is_error = observation.get("is_error") is True or event.get("kind") == "AgentErrorEvent"
+        if is_error:
+            message["is_error"] = True
+        # What a model sees of an observation is made by the class of the observation, which is in no file.
+        self._lacks.add("words of observations as the model sees them")
+        self._turns.append(AgentTurn(message))
+
+
+def _text(content: object) -> str:
+    """Return the texts of a content; pictures have none."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):
+        return _text(content.get("text"))
+    if isinstance(content, list):
+        return "".join(_text(part) for part in content)
+    return ""
