@@ -307,3 +307,17 @@ def test_nothing_is_hashed_as_python_prints_it() -> None:
     assert list(hashed_as_printed(ast.parse("sha256(repr(x).encode())\nd.update(f'{x!r}'.encode())"))) == [1, 2]
     found = {path.name: list(hashed_as_printed(ast.parse(path.read_text()))) for path in FILES.rglob("*.py")}
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_file_with_tools_that_changes_makes_another_build(tmp_path: Path) -> None:
+    """Its name stays the same, and runs of agents without tools get what it holds."""
+    tools = tmp_path / "tools.json"
+    session = Path(__file__).parents[1] / "data" / "agents" / "claude_code" / "session_0.jsonl"
+    source = {"path": str(session), "tools_file": str(tools), "unknown_prompt": "context"}
+    gates = {"records_left_out": None, "records_without_trained_tokens": None}
+    recipe = {"sources": [source], **CHATML, "template": "qwen3", "on_error": "quarantine", "gates": gates}
+    tools.write_text('[{"type": "function", "function": {"name": "look", "parameters": {}}}]')
+    run_build(recipe, tmp_path / "out", workers=0)
+    tools.write_text('[{"type": "function", "function": {"name": "watch", "parameters": {}}}]')
+    with pytest.raises(ConfigError, match="another"):
+        run_build(recipe, tmp_path / "out", workers=0)

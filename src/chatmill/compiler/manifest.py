@@ -13,6 +13,7 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.hashed_fields import hashed_fields
+from chatmill.read.agents.branches import AgentOptions
 from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT_VERSION
@@ -63,10 +64,16 @@ OF_RANGE = {
 OF_PIECE = {"range": "hashed by itself", "rules": "hashed by themselves"}
 
 
-def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
+def build_fingerprint(
+    recipe: Recipe,
+    inputs: Sequence[InputFile],
+    fingerprints: Mapping[str, str],
+    agents: Sequence[AgentOptions] = (),
+) -> str:
     """sha256 over everything that decides the bytes: gates do not; contents, options and the names of the files do.
 
-    A record without an id is known by its place, which begins with the file's name as it was given.
+    A record without an id is known by its place, which begins with the file's name as it was given. `agents` has the
+    contents of the files with tools and system prompts that the sources name, for each input.
     """
     options = recipe.as_json()
     content = {
@@ -75,6 +82,7 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
         "options": _without(options, OF_RECIPE),
         "sources": [_without(source, OF_SOURCE) for source in options["sources"]],
         "inputs": [hashed_fields(file, OF_INPUT) for file in inputs],
+        "agents": [agent.as_json() for agent in agents],
         **fingerprints,
     }
     return hashlib.sha256(canonical_json(content)).hexdigest()

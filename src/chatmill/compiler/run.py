@@ -129,7 +129,7 @@ def run_build(
             what_it_holds(directory)  # refuses folders that are not ours
             options = {"lookup": earlier.known} if earlier is not None and not rehash else {}
             planned = plan_sources(checked, work_folder(directory) / "spool", base, executor=chosen, **options)
-            fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
+            fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints, planned.agents)
             build = PlannedBuild(
                 directory, checked, pipeline, planned, fingerprint, None if driver is None else driver.build
             )
