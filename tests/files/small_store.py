@@ -13,17 +13,15 @@ import hashlib
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from unittest import mock
 from xml.sax.saxutils import escape
 
 from aiohttp import web
+
+from tests.files.stores_for_tests import s3_settings, server_process
 
 BLOCK = 256 << 10
 
@@ -179,29 +177,10 @@ def counts() -> dict[str, dict[str, int]]:
 @contextlib.contextmanager
 def small_store(*, delay: float = 0.0, rate: float = 0.0, seed: int | None = None, share: float = 0.0) -> Iterator[str]:
     """Start the server; give the URL of its bucket."""
-    import fsspec
-    import s3fs
-
     arguments = ["--delay", str(delay), "--rate", str(rate), "--share", str(share)]
     arguments += [] if seed is None else ["--seed", str(seed)]
-    command = [sys.executable, "-m", "tests.files.small_store", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as server:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        variables = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "key-of-tests",
-            "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        try:
-            with mock.patch.dict(os.environ, variables):
-                s3fs.S3FileSystem.clear_instance_cache()
-                yield "s3://team"
-                fsspec.filesystem("s3").invalidate_cache()
-                s3fs.S3FileSystem.clear_instance_cache()
-        finally:
-            server.kill()
+    with server_process("tests.files.small_store", *arguments) as endpoint, s3_settings(endpoint):
+        yield "s3://team"
 
 
 async def serve(store: Store) -> None:

@@ -207,7 +207,7 @@ def _own_options(kind: str) -> dict[str, Any]:
     """Return options so that requests are tried again here alone, and listings are never old."""
     if kind not in ("s3", "s3a") or "config_kwargs" in fsspec_settings().get("s3", {}):
         return {}
-    return {"config_kwargs": {"retries": {"max_attempts": 1}, "max_pool_connections": MANY}}
+    return {"config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": MANY}}
 
 
 def _call(store: Any, name: str, *args: Any, **options: Any) -> Any:
