@@ -29,10 +29,10 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console
 
 import chatmill
-from chatmill.look.viewer.opened import open_viewed
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.viewer.opened import open_splits
 from chatmill.look.viewer.pages import Viewer
 from chatmill.look.viewer.server import ViewServer
-from chatmill.prove.compare.diff import diff_datasets
 
 DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"
 EPISODE, TOKEN = "gsm8k-00005", 118
@@ -47,12 +47,11 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
 def build_sets(folder: Path) -> dict[str, Path]:
-    """The conversations as episodes, as packed rows, and as episodes under another policy."""
+    """The conversations as episodes, and as packed rows."""
     recipe: dict[str, Any] = {"sources": [{"path": str(DATA)}], "tokenizer": "o200k", "template": "harmony"}
     whole = {"packing": {"max_length": 2048, "overflow": "windows"}}
     changes: dict[str, dict[str, Any]] = {
         "conversations": whole,
-        "last-turn": {**whole, "policy": "last_turn"},
         "packed": {**whole, "pack": {"length": 2048}},
     }
     for name, options in changes.items():
@@ -67,11 +66,9 @@ def last_of(path: Path, record: str) -> int:
 
 
 @contextlib.contextmanager
-def viewer(*paths: Path) -> Iterator[str]:
+def viewer(path: Path) -> Iterator[str]:
     """A running viewer; gives its address."""
-    opened = open_viewed(paths)
-    compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
-    with ViewServer(Viewer(opened, compare=compare), port=0, use_token=False) as server:
+    with ViewServer(Viewer(open_splits(open_for_looking(path))), port=0, use_token=False) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.url
         server.shutdown()
@@ -145,16 +142,15 @@ def main() -> None:
         stack.enter_context(contextlib.chdir(temporary))  # the pages show paths as they were given
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        with viewer(sets["conversations"], sets["last-turn"]) as url:
-            shoot(page, f"{url}a/train", out / "view-overview.png", wait="text=Who speaks", height=1000)
-            shoot(page, f"{url}a/train/browse", out / "view-browse.png", wait="#list tbody tr")
+        with viewer(sets["conversations"]) as url:
+            shoot(page, f"{url}splits/train", out / "view-overview.png", wait="text=Who speaks", height=1000)
+            shoot(page, f"{url}splits/train/browse", out / "view-browse.png", wait="#list tbody tr")
             target, number = out / "view-episode.png", last_of(sets["conversations"], EPISODE)
-            shoot(page, f"{url}a/train/{number}", target, wait=".token", height=660, hover=TOKEN)
+            shoot(page, f"{url}splits/train/{number}", target, wait=".token", height=660, hover=TOKEN)
             target, number = out / "view-kinds-dark.png", last_of(sets["conversations"], KINDS)
-            shoot(page, f"{url}a/train/{number}?colour=kind", target, wait=".token", theme="dark")
-            shoot(page, f"{url}compare?n=0", out / "view-diff.png", wait="#sides", height=1000)
+            shoot(page, f"{url}splits/train/{number}?colour=kind", target, wait=".token", theme="dark")
         with viewer(sets["packed"]) as url:
-            shoot(page, f"{url}a/train/{BLOCK}", out / "view-block.png", wait="#map")
+            shoot(page, f"{url}splits/train/{BLOCK}", out / "view-block.png", wait="#documents")
         shoot_terminal(page, f"chatmill inspect conversations --episode {number}", out / "inspect.png")
         shoot_terminal(page, "chatmill stats conversations", out / "stats.png")
         browser.close()

@@ -22,7 +22,7 @@ from chatmill.dataset.stored import Dataset
 from chatmill.errors import ChatmillError
 from chatmill.export.export import export_dataset
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.viewer.opened import open_viewed
+from chatmill.look.viewer.opened import open_splits
 from chatmill.look.viewer.overview import overview_values
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.prove.verify import verify
@@ -79,9 +79,8 @@ def changes(content: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
 
 
 def viewed(folder: Path) -> None:
-    for splits in open_viewed([folder]).values():
-        for split in splits.values():
-            overview_values(split)
+    for split in open_splits(open_for_looking(folder)).values():
+        overview_values(split)
 
 
 def shown(folder: Path) -> None:

@@ -19,20 +19,17 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
     return make_sets(tmp_path_factory.mktemp("view"))
 
 
-def counted(*paths: Path, tokenizer: Any = None) -> Iterator[Running]:
+def counted(path: Path, tokenizer: Any = None) -> Iterator[Running]:
     """A viewer whose pages wait for nothing."""
-    with running(*paths, tokenizer=tokenizer) as found:
-        for opened in (one for splits in found.viewer.datasets.values() for one in splits.values()):
+    with running(path, tokenizer=tokenizer) as found:
+        for opened in found.viewer.splits.values():
             opened.wait()
-        if found.viewer.comparison is not None:
-            found.viewer.comparison.wait()
         yield found
 
 
 @pytest.fixture(scope="session")
-def pair(sets: Sets) -> Iterator[Running]:
-    """Episodes, and the changed ones next to them."""
-    yield from counted(sets.episodes, sets.other)
+def chats_set(sets: Sets) -> Iterator[Running]:
+    yield from counted(sets.episodes)
 
 
 @pytest.fixture(scope="session")

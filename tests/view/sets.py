@@ -13,10 +13,10 @@ import numpy as np
 
 import chatmill
 from chatmill.core.kinds import Part, RoleCode, kind
-from chatmill.look.viewer.opened import open_viewed
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.viewer.opened import open_splits
 from chatmill.look.viewer.pages import Viewer
 from chatmill.look.viewer.server import ViewServer
-from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.compiler.builds import chats, write_jsonl
 from tests.data.tokenizer_files import unpacked
@@ -44,8 +44,6 @@ class Sets:
     """Folders of the datasets that tests look at."""
 
     episodes: Path
-    other: Path
-    """The same records under the policy last_turn; one changed, one gone, one new."""
     rows: Path
     """The same records, packed."""
     hostile: Path
@@ -59,10 +57,6 @@ def make_sets(folder: Path) -> Sets:
         record["messages"][-2]["content"] += f" {RARE}"
     for record in records[::5]:
         record["messages"][-1:-1] = [call, {"role": "tool", "content": "flour"}]
-    *records, new = records
-    changed = [*records[:20], *records[21:], new]
-    reworded = [*changed[3]["messages"][:-1], {"role": "assistant", "content": "new words"}]
-    changed[3] = {**changed[3], "messages": reworded}
     recipe = {
         "tokenizer": str(unpacked("gpt2")),
         "template": "qwen3_training",  # Later messages change no turn: each record is one row under each policy.
@@ -71,12 +65,10 @@ def make_sets(folder: Path) -> Sets:
         "split": {"val_fraction": 0.1},
         "sources": [{"path": str(write_jsonl(folder / "chats.jsonl", records))}],
     }
-    other = [{"path": str(write_jsonl(folder / "changed.jsonl", changed))}]
     chatmill.build(recipe, folder / "episodes", workers=0)
-    chatmill.build({**recipe, "sources": other, "policy": "last_turn"}, folder / "other", workers=0)
     chatmill.build({**recipe, "pack": {"length": 384}}, folder / "rows", workers=0)
     write_hostile(folder / "hostile")
-    return Sets(folder / "episodes", folder / "other", folder / "rows", folder / "hostile")
+    return Sets(folder / "episodes", folder / "rows", folder / "hostile")
 
 
 def write_hostile(folder: Path) -> None:
@@ -109,10 +101,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*paths: Path, tokenizer: Any = None, host: str = "127.0.0.1", use_token: bool = False) -> Iterator[Running]:
-    opened = open_viewed(paths, tokenizer=tokenizer)
-    compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
-    viewer = Viewer(opened, compare=compare)
+def running(path: Path, tokenizer: Any = None, host: str = "127.0.0.1", use_token: bool = False) -> Iterator[Running]:
+    viewer = Viewer(open_splits(open_for_looking(path, tokenizer=tokenizer)))
     with ViewServer(viewer, host=host, port=0, use_token=use_token) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -57,18 +57,18 @@ def test_cookies_of_other_programs_lock_nobody_out(
     name, token = own_cookie(viewer)
     ours = f"{name}={token}"
     for header in (f"{foreign}; {ours}", f"{ours}; {foreign}", f"{foreign};{ours};{foreign}"):
-        assert status(viewer, "/a/train", f"Cookie: {header}") == 200, header
-    assert status(viewer, "/a/train", f"Cookie: {foreign}", f"Cookie: {ours}") == 200, "two headers"
-    assert status(viewer, "/a/train", f"Cookie: {foreign}") == 403
+        assert status(viewer, "/splits/train", f"Cookie: {header}") == 200, header
+    assert status(viewer, "/splits/train", f"Cookie: {foreign}", f"Cookie: {ours}") == 200, "two headers"
+    assert status(viewer, "/splits/train", f"Cookie: {foreign}") == 403
     assert capfd.readouterr().err == ""
 
 
 def test_a_cookie_of_our_name_with_another_value_locks_nobody_out_and_lets_nobody_in(viewer: Running) -> None:
     name, token = own_cookie(viewer)
     for header in (f"{name}=wrong; {name}={token}", f"{name}={token}; {name}=wrong", f"{name}; {name}={token}"):
-        assert status(viewer, "/a/train", f"Cookie: {header}") == 200, header
+        assert status(viewer, "/splits/train", f"Cookie: {header}") == 200, header
     for header in (f"{name}=wrong", f"{name}=", name, f"{name}x={token}", f"x{name}={token}", f"x={token}", token):
-        assert status(viewer, "/a/train", f"Cookie: {header}") == 403, header
+        assert status(viewer, "/splits/train", f"Cookie: {header}") == 403, header
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

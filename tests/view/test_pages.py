@@ -14,7 +14,6 @@ import pytest
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import open_for_looking
-from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.view.sets import HOSTILE, LARGE, RARE, TURNS, Running, Sets
 
@@ -54,17 +53,17 @@ def episodes(sets: Sets) -> list[Episode]:
 
 
 @pytest.fixture(scope="module")
-def decoder(pair: Running) -> Any:
-    return pair.viewer.looks["a"].decoder.tokenizer
+def decoder(chats_set: Running) -> Any:
+    return chats_set.viewer.first.look.decoder.tokenizer
 
 
-def test_the_overview_shows_the_sums_of_the_split(page: Page, pair: Running, episodes: list[Episode]) -> None:
+def test_the_overview_shows_the_sums_of_the_split(page: Page, chats_set: Running, episodes: list[Episode]) -> None:
     def table(heading: str) -> dict[str, list[int]]:
         card = page.locator("section.card", has=page.get_by_role("heading", name=heading))
         card.locator("summary").click()
         return {row.split("\t")[0]: numbers_of(row)[:2] for row in card.locator("tbody tr").all_inner_texts()}
 
-    page.goto(f"{pair.url}a/train")
+    page.goto(f"{chats_set.url}splits/train")
     kinds, weights = (np.concatenate([getattr(e, name) for e in episodes]) for name in ("kinds", "weights"))
     tokens, trained = len(kinds), int((weights > 0).sum())
     tiles = page.locator(".tiles .tile")
@@ -85,8 +84,8 @@ def test_the_overview_shows_the_sums_of_the_split(page: Page, pair: Running, epi
         assert row == [tokens, sum(int((PRESETS[name].token_weights(e.kinds) > 0).sum()) for e in episodes)]
 
 
-def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    page.goto(f"{pair.url}a/train/browse")
+def test_browsing_pages_through_all_episodes(page: Page, chats_set: Running, episodes: list[Episode]) -> None:
+    page.goto(f"{chats_set.url}splits/train/browse")
     seen = listed(page)
     assert len(seen) == 50
     first = page.locator("#list tbody tr").first.inner_text()
@@ -99,9 +98,9 @@ def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes
     assert seen == list(range(len(episodes)))
 
 
-def test_filters_show_what_passes_in_the_wanted_order(page: Page, pair: Running, episodes: list[Episode]) -> None:
+def test_filters_show_what_passes_in_the_wanted_order(page: Page, chats_set: Running, episodes: list[Episode]) -> None:
     median = int(np.median([len(e) for e in episodes]))
-    page.goto(f"{pair.url}a/train/browse")
+    page.goto(f"{chats_set.url}splits/train/browse")
     form = page.locator("#filters")
     for name, value in (("min_tokens", "9"), ("max_tokens", str(median)), ("max_share", "70")):
         form.locator(f"[name={name}]").fill(value)
@@ -122,13 +121,13 @@ def test_filters_show_what_passes_in_the_wanted_order(page: Page, pair: Running,
 
 
 def test_search_finds_every_episode_with_the_words(
-    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+    page: Page, chats_set: Running, episodes: list[Episode], decoder: Any
 ) -> None:
     texts = [decoder.decode(e.ids).lower() for e in episodes]
     for words, most in ((RARE.lower(), 10**9), ("水車 Löwe", 10**9), ("<|im_start|>user", 100)):
         wanted = [i for i, text in enumerate(texts) if words.lower() in text and len(episodes[i]) <= most]
         assert 0 < len(wanted) < len(episodes), words
-        page.goto(f"{pair.url}a/train/browse")
+        page.goto(f"{chats_set.url}splits/train/browse")
         page.locator("[name=max_tokens]").fill(str(most))
         page.locator("#search").fill(words)
         page.keyboard.press("Enter")
@@ -141,26 +140,26 @@ def test_search_finds_every_episode_with_the_words(
 
 
 def test_a_record_is_found_by_its_id_and_close_ids_are_offered(
-    page: Page, pair: Running, episodes: list[Episode]
+    page: Page, chats_set: Running, episodes: list[Episode]
 ) -> None:
     for wanted, found in (
         (episodes[9].record_id, f"#record-id:text-is('{episodes[9].record_id}')"),
         ("12", "#problem a"),
     ):
-        page.goto(f"{pair.url}a/train/browse")
+        page.goto(f"{chats_set.url}splits/train/browse")
         page.locator("#search").fill(str(wanted))
         page.locator("#by-id").click()
         page.wait_for_selector(found)
 
 
 def test_an_episode_is_shown_whole_with_kinds_and_weights(
-    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+    page: Page, chats_set: Running, episodes: list[Episode], decoder: Any
 ) -> None:
     with_tools = next(i for i, e in enumerate(episodes) if (roles_of(e.kinds) == RoleCode.TOOL).any())
     weighted = next(i for i, e in enumerate(episodes) if (e.weights == 0.25).any())
     for number in (0, with_tools, weighted, len(episodes) - 1):
         episode = episodes[number]
-        page.goto(f"{pair.url}a/train/{number}")
+        page.goto(f"{chats_set.url}splits/train/{number}")
         assert page.locator("#record-id").inner_text() == episode.record_id
         assert page.locator("#n-tokens").inner_text() == f"{len(episode):,}"
         assert page.locator("#n-trained").inner_text() == f"{int((episode.weights > 0).sum()):,}"
@@ -172,9 +171,9 @@ def test_an_episode_is_shown_whole_with_kinds_and_weights(
 
 
 def test_hovering_and_stepping_show_id_bytes_kind_weight_and_position(
-    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+    page: Page, chats_set: Running, episodes: list[Episode], decoder: Any
 ) -> None:
-    page.goto(f"{pair.url}a/train/1")
+    page.goto(f"{chats_set.url}splits/train/1")
     page.locator("#runs .run.trained .token").first.hover()
     names, values = (page.locator(f"#tip {name}").all_inner_texts() for name in ("dt", "dd"))
     details = dict(zip(names, values, strict=True))
@@ -194,9 +193,9 @@ def test_hovering_and_stepping_show_id_bytes_kind_weight_and_position(
     assert page.locator("#tip").is_hidden()
 
 
-def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episode]) -> None:
+def test_colourings_and_policies(page: Page, chats_set: Running, episodes: list[Episode]) -> None:
     number, episode = next((i, e) for i, e in enumerate(episodes) if e.turns and e.turns > 1)
-    page.goto(f"{pair.url}a/train/{number}")
+    page.goto(f"{chats_set.url}splits/train/{number}")
     for name, sign in (("kind", ".tag"), ("trained", ".run.trained")):
         page.keyboard.press("c")
         arrive(page, f"#runs.by-{name}")
@@ -215,58 +214,27 @@ def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episo
     page.wait_for_selector("#n-stored", state="detached")
 
 
-def test_a_row_is_a_map_of_its_documents(page: Page, rows: Running, sets: Sets) -> None:
+def test_a_row_lists_its_documents(page: Page, rows: Running, sets: Sets) -> None:
     split = open_for_looking(sets.rows).split("train")
     number = int(np.argmax(split.documents))
     row = split.item(number)
     assert row.documents is not None
     assert len(row.starts) > 2
-    page.goto(f"{rows.url}a/train/{number}")
+    page.goto(f"{rows.url}splits/train/{number}")
     assert page.locator("#n-documents").inner_text() == str(len(row.starts))
-    lengths = page.locator("#map .documents tbody td.n:nth-child(2)").all_inner_texts()
-    assert lengths == [f"{end - start:,}" for start, end in row.borders]
-    assert (page.locator("#map .pad").count() > 0) == (row.padding > 0)
-    titles = {text.split(":")[0] for text in page.locator("#map svg .doc title").all_text_contents()}
-    assert titles == {f"document {i}" for i in range(len(row.starts))}
+    lengths = [numbers_of(text)[0] for text in page.locator("#documents small").all_inner_texts()]
+    assert lengths == [end - start for start, end in row.borders]
     dividers = page.locator("#runs .divider[data-document]").all_inner_texts()
     assert [numbers_of(text)[1] for text in dividers] == row.documents.tolist()
-    page.locator("#map .documents tbody tr a").last.click()
+    page.locator("#documents a").last.click()
     last = int(row.starts[-1])
     assert page.url.endswith(f"#t{last}")
     page.locator(f"#t{last} .token").first.hover()
     assert f"0 in its document, {last:,} in all" in page.locator("#tip").inner_text()
 
 
-def test_two_datasets_side_by_side(page: Page, pair: Running, sets: Sets, decoder: Any) -> None:
-    found = diff_datasets(sets.episodes, sets.other, show=100).as_json()
-    page.goto(f"{pair.url}compare")
-    for change, count in found["counts"].items():
-        assert page.locator(f"#counts [data-change={change}] b").inner_text() == f"{count:,}"
-    rows = [numbers_of(text)[:2] for text in page.locator("#totals tbody tr").all_inner_texts()]
-    assert rows == [[found["totals"][side][name] for side in "ab"] for name in ("records", "tokens", "trained")]
-    picks = page.locator(".picks a")
-    assert picks.count() == len(found["changed"])
-    for change in ("ids", "weights", "only_in_a", "only_in_b"):
-        number, record = next((i, one) for i, one in enumerate(found["changed"]) if one["change"] == change)
-        picks.nth(number).click()
-        arrive(page, f".layout h2:has-text('{record['record_id']}')")
-        changed = [line for line in record["lines"] if line["sign"] != " "]
-        assert page.locator("#sides .cell.minus, #sides .cell.plus").count() == len(changed) > 0
-        shown = page.locator("#sides").inner_text()
-        assert all(line["text"].strip() in shown for line in changed if line["text"].strip().isalnum())
-        equal = record["lines"][0]["tokens"]
-        if change == "weights":  # equal stretches can be shown
-            assert record["lines"][0]["sign"] == " "
-            page.locator("#sides .equal summary").first.click()
-            split, place = record["a"]["place"]
-            text = page.locator("#sides .equal .text").first.evaluate("node => node.textContent")
-            assert text.replace("⏎\n", "\n") == decoder.decode(EpisodeDataset(sets.episodes, split)[place].ids[:equal])
-    page.keyboard.press("k")
-    page.wait_for_function("text => document.querySelector('#sides').innerText !== text", arg=shown)
-
-
-def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    page.goto(f"{pair.url}a/train")
+def test_everything_can_be_reached_by_keys(page: Page, chats_set: Running, episodes: list[Episode]) -> None:
+    page.goto(f"{chats_set.url}splits/train")
     page.keyboard.press("?")
     assert page.locator("#keys kbd").count() > 10
     page.keyboard.press("Escape")
@@ -279,7 +247,6 @@ def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: 
         ("f", "#runs :target"),
         ("w", "#policy:focus"),
         (["Escape", "s"], ".badge:text-is('val')"),
-        ("d", "#sides"),
         ("o", "text=Who speaks"),
         ("b", "#search"),
         ("/", "#search:focus"),
@@ -290,7 +257,7 @@ def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: 
 
 
 def test_a_long_chat_has_ways_through_it(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}a/train/{len(HOSTILE) + 2}")
+    page.goto(f"{hostile.url}splits/train/{len(HOSTILE) + 2}")
     assert page.locator("#turns li").count() == 2 * TURNS + 1
     page.keyboard.press("f")
     assert page.url.endswith(f"#t{26 * 20 + len('Question 0')}"), "the first trained token"
@@ -309,10 +276,10 @@ def inert(page: Page) -> None:
 
 
 def test_lists_searches_and_plots_show_hostile_ids_and_sources_as_text(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}a/train")
+    page.goto(f"{hostile.url}splits/train")
     assert "<script>alert('source')</script>" in page.locator("main").inner_text()
     inert(page)
-    page.goto(f"{hostile.url}a/train/browse")
+    page.goto(f"{hostile.url}splits/train/browse")
     shown = page.locator("#list").inner_text()
     assert listed(page) == list(range(len(HOSTILE) + 3))
     assert "<img src=x onerror=alert(1)>" in shown
@@ -332,7 +299,7 @@ def test_lists_searches_and_plots_show_hostile_ids_and_sources_as_text(page: Pag
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_shown_and_nothing_more(page: Page, hostile: Running, name: str) -> None:
     raw = HOSTILE[name]
-    page.goto(f"{hostile.url}a/train/{list(HOSTILE).index(name)}?colour=kind")
+    page.goto(f"{hostile.url}splits/train/{list(HOSTILE).index(name)}?colour=kind")
     assert page.locator("#n-tokens").inner_text() == f"{len(raw) + 3 + 7 + min(len(raw), 200):,}"
     shown = page.locator("#runs").evaluate("node => node.textContent")
     assert not set(shown) & set("\u202e\u2066\u2069\u202c\u200f\x00\x01\x1b\x7f\x08\u2028\ufeff\x85")
@@ -348,7 +315,7 @@ def test_hostile_text_is_shown_and_nothing_more(page: Page, hostile: Running, na
 
 
 def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}a/train/{len(HOSTILE)}")
+    page.goto(f"{hostile.url}splits/train/{len(HOSTILE)}")
     total = len(LARGE) + 3 + 7 + 200
     assert total > 1 << 20
     assert page.locator("#n-tokens").inner_text() == f"{total:,}"

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder, TextPiece, pieces_of
 from chatmill.look.item_view import view_item
-from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
+from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_splits
 from chatmill.look.viewer.overview import overview_values
-from chatmill.look.viewer.row_map import row_map
 from chatmill.look.viewer.search import Hit, search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -48,7 +48,7 @@ def write_episodes(folder: Path, *, stored: bool = True) -> list[Any]:
 
 
 def opened_split(folder: Path, tokenizer: Any = "bytes") -> OpenedSplit:
-    return open_viewed([folder], tokenizer=tokenizer)["a"]["train"]
+    return open_splits(open_for_looking(folder, tokenizer=tokenizer))["train"]
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     assert overview_values(split)["stats"].items == 2
 
 
-def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
+def test_rows_have_trained_stretches(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, "train") as writer:
         for ids, mask in (([5, 6], [0, 1]), ([3, 4], [0, 1]), ([7, 8, 9], [0, 1, 1])):
             writer.append(ids, mask)
@@ -250,9 +250,5 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
     assert (first.trained_stretches, first.item.padding, len(first.documents)) == ([(1, 3)], 1, 1)
     assert second.trained_stretches == [(1, 2), (3, 4)]
     assert [(d.number, d.start, len(d.ids), d.trained) for d in second.documents] == [(0, 0, 2, 1), (1, 2, 2, 1)]
-    drawn = row_map(second)
-    assert drawn is not None
-    assert [number for number, _ in drawn["documents"]] == [0, 1]
-    assert sum(width for _, boxes in drawn["documents"] for _, _, width in boxes) == 4 * 640
     found = overview_values(split)["stats"]
     assert (found.padding, found.documents, found.trained) == (1, 3, 4)

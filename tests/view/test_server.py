@@ -24,12 +24,13 @@ from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.look.pages import FOLDER
 from chatmill.look.viewer import pages
-from chatmill.look.viewer.comparison import Comparison
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.server import ViewServer, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.compiler.builds import plain_recipe, write_jsonl
 from tests.view.sets import Running, Sets, running
+
+TRAIN = "/splits/train"
 
 
 def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, str]:
@@ -45,12 +46,24 @@ def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, 
 @pytest.mark.parametrize(
     ("status", "asked"),
     [
-        (200, [("/view.js",), ("/style.css",), ("/a/train?token=x",), ("/a/train/browse",), ("/a/train/0",)]),
+        (
+            200,
+            [
+                ("/view.js",),
+                ("/style.css",),
+                ("/splits/train?token=x",),
+                ("/splits/train/browse",),
+                ("/splits/train/0",),
+            ],
+        ),
         (303, [("/",)]),
-        (403, [("/a/train", "GET", host) for host in ("evil.example", "127.0.0.1.evil.example", "a:80", "", "[::2]")]),
-        (200, [("/a/train", "GET", host) for host in ("localhost", "127.0.0.1:1", "[::1]:7", "localhost:99")]),
+        (
+            403,
+            [(TRAIN, "GET", host) for host in ("evil.example", "127.0.0.1.evil.example", "a:80", "", "[::2]")],
+        ),
+        (200, [(TRAIN, "GET", host) for host in ("localhost", "127.0.0.1:1", "[::1]:7", "localhost:99")]),
         (404, [("/../server.py",), ("/%2e%2e/server.py",), ("//etc/passwd",), ("/base.html",), ("/__init__.py",)]),
-        (405, [("/a/train", method) for method in ("POST", "PUT", "DELETE", "OPTIONS")]),
+        (405, [(TRAIN, method) for method in ("POST", "PUT", "DELETE", "OPTIONS")]),
     ],
 )
 def test_pages_are_given_to_names_of_this_machine_and_forbid_foreign_code(
@@ -84,18 +97,18 @@ def test_every_request_needs_the_token(sets: Sets, host: str) -> None:
         assert len(token) >= 20
         local = f"http://127.0.0.1:{urlsplit(found.url).port}"
         wrong = ("/?token=", "/?token=wrong", f"/?token={token[:-1]}")
-        for path in ("/", "/view.js", "/a/train", "/a/train/browse?q=a", "/nothing", *wrong):
+        for path in ("/", "/view.js", "/splits/train", "/splits/train/browse?q=a", "/nothing", *wrong):
             status, headers, body = ask(local, path)
             assert status == 403, path
             assert "token" in body
             assert "set-cookie" not in headers
-        status, headers, _ = ask(local, f"/a/train?token={token}&x=1")
-        assert (status, headers["location"]) == (303, "/a/train?x=1"), "the token leaves the address"
+        status, headers, _ = ask(local, f"/splits/train?token={token}&x=1")
+        assert (status, headers["location"]) == (303, "/splits/train?x=1"), "the token leaves the address"
         cookie = headers["set-cookie"].split(";")[0]
         assert "HttpOnly" in headers["set-cookie"]
         assert "SameSite=Strict" in headers["set-cookie"]
-        assert ask(local, "/a/train", Cookie=cookie)[0] == 200
-        assert ask(local, "/a/train", Cookie=cookie[:-1])[0] == 403
+        assert ask(local, "/splits/train", Cookie=cookie)[0] == 200
+        assert ask(local, "/splits/train", Cookie=cookie[:-1])[0] == 403
 
 
 def test_loopback_and_ports(hostile: Running) -> None:
@@ -112,20 +125,19 @@ def test_loopback_and_ports(hostile: Running) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("a/train/99", 400, "there is no episode 99 in train: it has 11"),
-        ("a/train/0?first=9999999", 400, "token 9,999,999 of episode 0"),
-        ("a/train/0?first=x", 400, "Expected `int | null`, got `str` - at `$.first`"),
-        ("a/train/0?policy=nothing", 404, "unknown policy 'nothing'"),
-        ("a/train/browse?sort=odd", 400, "Invalid enum value 'odd' - at `$.sort`"),
-        ("a/train/browse?source=odd", 404, "unknown source"),
-        ("a/train/browse?role=pope", 404, "unknown role"),
-        ("a/train/browse?min_share=200", 400, "<= 100.0 - at `$.min_share`"),
-        ("a/train/browse?min_share=nan", 400, ">= 0.0 - at `$.min_share`"),
-        ("a/train/browse?q=%20", 400, "nothing to search for"),
-        ("a/<img>/<img src=x>?colour=<img>", 404, "unknown split '<img>'"),
-        ("c/train", 404, "unknown dataset 'c'"),
-        ("a/train/odd", 404, "unknown page 'odd'"),
-        ("compare", 400, "only one dataset is open"),
+        ("splits/train/99", 400, "there is no episode 99 in train: it has 11"),
+        ("splits/train/0?first=9999999", 400, "token 9,999,999 of episode 0"),
+        ("splits/train/0?first=x", 400, "Expected `int | null`, got `str` - at `$.first`"),
+        ("splits/train/0?policy=nothing", 404, "unknown policy 'nothing'"),
+        ("splits/train/browse?sort=odd", 400, "Invalid enum value 'odd' - at `$.sort`"),
+        ("splits/train/browse?source=odd", 404, "unknown source"),
+        ("splits/train/browse?role=pope", 404, "unknown role"),
+        ("splits/train/browse?min_share=200", 400, "<= 100.0 - at `$.min_share`"),
+        ("splits/train/browse?min_share=nan", 400, ">= 0.0 - at `$.min_share`"),
+        ("splits/train/browse?q=%20", 400, "nothing to search for"),
+        ("splits/<img>/<img src=x>?colour=<img>", 404, "unknown split '<img>'"),
+        ("c/train", 404, "unknown page 'c'"),
+        ("splits/train/odd", 404, "unknown page 'odd'"),
     ],
 )
 def test_a_wrong_question_is_answered_in_words(hostile: Running, path: str, status: int, words: str) -> None:
@@ -140,16 +152,16 @@ def test_a_page_that_fails_says_so(hostile: Running, monkeypatch: pytest.MonkeyP
         raise RuntimeError("disk <on> fire")
 
     monkeypatch.setattr(pages, "view_item", broken)
-    status, headers, body = ask(hostile.url, "/a/train/0")
+    status, headers, body = ask(hostile.url, "/splits/train/0")
     assert (status, headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert "RuntimeError: disk &lt;on&gt; fire" in body
     assert "Back to the overview" in body
     monkeypatch.setattr(pages, "_brief", broken)
-    status, _, body = ask(hostile.url, "/a/train/browse?q=answer")
+    status, _, body = ask(hostile.url, "/splits/train/browse?q=answer")
     assert status == 200, "it had begun"
     assert body.endswith("the terminal that runs chatmill view.</p>")
     assert capfd.readouterr().err.count("RuntimeError: disk <on> fire") == 2
-    assert ask(hostile.url, "/a/train")[0] == 200
+    assert ask(hostile.url, "/splits/train")[0] == 200
 
 
 def test_a_search_stops_when_the_page_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +185,7 @@ def test_a_search_stops_when_the_page_goes_away(tmp_path: Path, monkeypatch: pyt
     with running(tmp_path, tokenizer="bytes") as found:
         parts = urlsplit(found.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)
-        connection.request("GET", "/a/train/browse?q=aab")
+        connection.request("GET", "/splits/train/browse?q=aab")
         answer = connection.getresponse()
         assert b"<!doctype html>" in answer.readline()
         answer.close()
@@ -183,30 +195,16 @@ def test_a_search_stops_when_the_page_goes_away(tmp_path: Path, monkeypatch: pyt
 
 
 def test_pages_wait_for_what_is_counted(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, seen = threading.Event(), threading.Event()
+    go_on = threading.Event()
     monkeypatch.setattr("chatmill.look.viewer.opened.count_tokens", lambda *_, **__: go_on.wait(60))
     with running(sets.hostile, tokenizer="bytes") as found:
-        waiting = ask(found.url, "/a/train")[2]
+        waiting = ask(found.url, "/splits/train")[2]
         assert 'http-equiv="refresh"' in waiting
         assert "Reading the labels once" in waiting
-        assert ask(found.url, "/a/train/browse")[0] == 200
+        assert ask(found.url, "/splits/train/browse")[0] == 200
         go_on.set()
         found.viewer.first.wait()
-        assert 'http-equiv="refresh"' not in ask(found.url, "/a/train")[2]
-    go_on.clear()
-
-    def compare(note: Any) -> dict[str, Any]:
-        note(3, 10)
-        seen.set()
-        assert go_on.wait(60)
-        return {"changed": []}
-
-    comparison = Comparison(compare, {})
-    comparison.values(0)  # begins it
-    assert seen.wait(60)
-    values = comparison.values(0)
-    assert (values["done"], values["records"], values["refresh"]) == (3, 10, 1)
-    go_on.set()
+        assert 'http-equiv="refresh"' not in ask(found.url, "/splits/train")[2]
 
 
 def test_the_answers_of_a_pair_are_side_by_side(tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_the_answers_of_a_pair_are_side_by_side(tmp_path: Path) -> None:
     run_build(plain_recipe(pairs, preferences="pairs"), tmp_path / "built", workers=0)
     with running(tmp_path / "built") as found:
         for number, side, other in ((0, "chosen", "that one"), (1, "rejected", "this one")):
-            page = ask(found.url, f"/a/train/{number}")[2]
+            page = ask(found.url, f"/splits/train/{number}")[2]
             assert f'id="side">{side}<' in page
             assert other in page.partition('id="sides"')[2]
 
@@ -234,7 +232,7 @@ def test_the_command_serves_until_it_is_interrupted(sets: Sets) -> None:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{24}", url), "a token by default"
         assert ask(url, "/")[0] == 403
         cookie = ask(url, f"/?{urlsplit(url).query}")[1]["set-cookie"].split(";")[0]
-        assert "</b> of 11" in ask(url, "/a/train/browse", Cookie=cookie)[2]
+        assert "</b> of 11" in ask(url, "/splits/train/browse", Cookie=cookie)[2]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors

@@ -103,7 +103,7 @@ for (const field of all("select[data-submit]")) field.addEventListener("change",
 // --- keys
 
 const KEYS = {
-  o: "overview", b: "browse", d: "compare", r: "a random item", s: "next split", "/": "search", j: "next: row, item, record", k: "the one before",
+  o: "overview", b: "browse", r: "a random item", s: "next split", "/": "search", j: "next: row, item", k: "the one before",
   n: "next page, later tokens", p: "page before, earlier tokens", f: "first trained token", c: "the other colouring", w: "choose a policy",
   "→ ←": "next token, token before", Esc: "close; stop a search", "?": "these keys",
 };

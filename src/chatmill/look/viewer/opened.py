@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -19,10 +18,12 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.counting import TokenCounts, count_tokens
-from chatmill.look.dataset import LookDataset, open_for_looking
+from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item
 from chatmill.look.splits import LookSplit
 
+SPLITS = "splits"
+"""The first part of the address of every page about a split."""
 STILL_COUNTING = "the labels are still being counted; try again in a moment"
 Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
@@ -93,9 +94,9 @@ class Background:
 class OpenedSplit(Background):
     """One split and the pass over its labels. Requests share it: splits are safe for threads."""
 
-    def __init__(self, look: LookDataset, key: str, split: LookSplit) -> None:
+    def __init__(self, look: LookDataset, split: LookSplit) -> None:
         super().__init__(lambda: count_tokens(split, counts=self.counts))
-        self.look, self.key, self.split, self.name = look, key, split, split.name
+        self.look, self.split, self.name = look, split, split.name
         self.counts = TokenCounts(len(split), self.policies)
         """Complete when `done`."""
         split.release()
@@ -109,7 +110,7 @@ class OpenedSplit(Background):
         """Make the address of a page: the overview, `browse`, `random`, or an item by its number."""
         place = "" if part in ("", "overview") else f"/{part}"
         query = urlencode({name: value for name, value in params.items() if value not in (None, "")})
-        return f"/{self.key}/{quote(self.name, safe='')}{place}{'?' if query else ''}{query}"
+        return f"/{SPLITS}/{quote(self.name, safe='')}{place}{'?' if query else ''}{query}"
 
     def item(self, number: int) -> Item:
         """Read an item; a number that does not exist is an error with the nearest one."""
@@ -185,19 +186,6 @@ class OpenedSplit(Background):
         return (trained * np.float32(100) / np.maximum(self.split.tokens, 1)).astype(np.float32)
 
 
-Opened = Mapping[str, OpenedSplit]
-"""The splits of one dataset, by name."""
-
-
-def open_splits(look: LookDataset, key: str = "a") -> Opened:
-    """Open the splits of a dataset for pages; `key` is the dataset's name in addresses: `a` or `b`."""
-    return {name: OpenedSplit(look, key, split) for name, split in look.splits.items()}
-
-
-def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> dict[str, Opened]:
-    """Open one or two datasets for the viewer, under the keys `a` and `b`; no tokens are read.
-
-    `tokenizer` decodes in place of those that the manifests name.
-    """
-    looks = [open_for_looking(path, [split] if split else None, tokenizer=tokenizer) for path in paths]
-    return {key: open_splits(look, key) for key, look in zip("ab", looks, strict=False)}
+def open_splits(look: LookDataset) -> dict[str, OpenedSplit]:
+    """Open the splits of a dataset for pages; no tokens are read."""
+    return {name: OpenedSplit(look, split) for name, split in look.splits.items()}

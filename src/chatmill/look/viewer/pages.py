@@ -21,10 +21,8 @@ from chatmill.look.item_view import ItemView, opening_text, view_item
 from chatmill.look.items import Item
 from chatmill.look.pages import FOLDER, environment
 from chatmill.look.safe_text import visible
-from chatmill.look.viewer.comparison import Compare, Comparison
-from chatmill.look.viewer.opened import Filter, Opened, OpenedSplit, Sort
+from chatmill.look.viewer.opened import SPLITS, Filter, OpenedSplit, Sort
 from chatmill.look.viewer.overview import overview_values
-from chatmill.look.viewer.row_map import row_map
 from chatmill.look.viewer.search import Hit, search
 from chatmill.look.viewer.thumbnails import thumbnail
 
@@ -51,7 +49,7 @@ class PageRequest(Filter, frozen=True, kw_only=True):
     """A token to go to, and with `hit` how many are marked."""
     hit: int = 1
     n: int = 0
-    """Which picture, or which changed record."""
+    """Which picture."""
 
 
 class PageAnswer(NamedTuple):
@@ -65,14 +63,12 @@ class PageAnswer(NamedTuple):
 
 
 class Viewer:
-    """The open datasets, and the pages about them."""
+    """An open dataset, and the pages about it."""
 
-    def __init__(self, datasets: Mapping[str, Opened], *, compare: Compare | None = None) -> None:
-        """`datasets` have the keys `a` and, with a second one, `b`."""
-        self.datasets = datasets
-        self.first = next(iter(datasets["a"].values()))
-        self.looks = {key: next(iter(splits.values())).look for key, splits in datasets.items()}
-        self.comparison = Comparison(compare, self.looks) if compare is not None else None
+    def __init__(self, splits: Mapping[str, OpenedSplit]) -> None:
+        """Take the splits by name."""
+        self.splits = splits
+        self.first = next(iter(splits.values()))
 
     def answer(self, path: str, query: Query) -> PageAnswer:
         """Answer with the page of an address."""
@@ -96,10 +92,6 @@ class Viewer:
         parts = [unquote(part) for part in path.split("/") if part]
         if not parts:
             return PageAnswer(status=303, location=self.first.url())
-        if parts[0] == "compare":
-            if self.comparison is None:
-                raise ConfigError("only one dataset is open: chatmill view A B compares two")
-            return self._render("compare.html", page="compare", **self.comparison.values(request.n))
         opened = self._opened(parts)
         opened.start()
         match parts[2:]:
@@ -119,13 +111,12 @@ class Viewer:
         raise UnknownNameError("page", "/".join(parts[2:]), ["browse"])
 
     def _opened(self, parts: Sequence[str]) -> OpenedSplit:
-        key, name = (*parts, "")[:2]
-        if key not in self.datasets:
-            raise UnknownNameError("dataset", key, list(self.datasets))
-        splits = self.datasets[key]
-        if name and name not in splits:
-            raise UnknownNameError("split", name, list(splits))
-        return splits[name or next(iter(splits))]
+        kind, name = (*parts, "")[:2]
+        if kind != SPLITS:
+            raise UnknownNameError("page", kind, [SPLITS])
+        if name and name not in self.splits:
+            raise UnknownNameError("split", name, list(self.splits))
+        return self.splits[name] if name else self.first
 
     def _render(self, template: str, page: str = "", **values: Any) -> PageAnswer:
         return PageAnswer([environment().get_template(template).render(viewer=self, page=page, **values)])
@@ -176,7 +167,6 @@ class Viewer:
             partner=_partner(opened, item, policy),
             said=said,
             roles=list(dict.fromkeys(message.label for message in said)),
-            map=row_map(view),
             at=request.at,
             hit=request.hit if request.at >= 0 else 0,
         )

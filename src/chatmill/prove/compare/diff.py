@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -135,13 +135,11 @@ class DatasetDiff:
         return self.decoders[line.sign == "+"]
 
 
-def diff_datasets(
-    a: str | Path, b: str | Path, *, show: int = 5, on_progress: Callable[[int, int], None] | None = None
-) -> DatasetDiff:
+def diff_datasets(a: str | Path, b: str | Path, *, show: int = 5) -> DatasetDiff:
     """Compare two datasets record by record; the tokens of about a million positions are in memory at a time.
 
     Records are matched by id, or by content if there are no ids. `show`: how many changed records to
-    take apart into lines. `on_progress` is called with the records that are compared, and how many there are.
+    take apart into lines.
     """
     old, new = Records(open_dataset(a)), Records(open_dataset(b))
     pairs = pairs_of(old, new)
@@ -150,8 +148,6 @@ def diff_datasets(
     changes = np.zeros(len(paired), dtype=np.int8)
     trained_a = trained_b = done = 0
     for numbers in old.batches(paired):
-        if on_progress is not None:
-            on_progress(done, len(old) + len(pairs.only_in_b))
         chosen = slice(done, done + len(numbers))
         document, other = old.gather(numbers), new.gather(partner[chosen])
         changes[chosen] = compare_documents(document, other)
