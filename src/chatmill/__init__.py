@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # nothing else is imported, so that the command line can catch Ctrl-C during all of its imports
     from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 __all__ = ["__version__", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
 
 

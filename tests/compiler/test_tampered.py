@@ -159,7 +159,7 @@ def test_every_reader_refuses_a_changed_manifest(home: Path, folder: Path, tmp_p
             read(folder)
     for content in edited(folder):
         content["format_version"] -= 1
-    with pytest.raises(FormatError, match=r"at least 5 .found 4.*another kind or version"):
+    with pytest.raises(FormatError, match=r"format 4, written by .* reads format 5"):
         open_dataset(folder)
 
 

@@ -23,7 +23,8 @@ from chatmill.store.episode_layout import dataset_folder
 if TYPE_CHECKING:
     import torch
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""1 held fingerprints of the bytes of tokens; since 2 they are those of the digests in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +204,14 @@ class BatchLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where a state was taken, with any number of ranks; another dataset or order is refused."""
         version, kind = state.get("version"), state.get("loader")
-        if version != STATE_VERSION or kind != self.kind:
+        if kind != self.kind:
             raise ConfigError(
-                f"{self._dataset}: this is a state of loader {kind!r} version {version!r}; "
-                f"a {self.kind!r} state of version {STATE_VERSION} is needed"
+                f"{self._dataset}: this is a state of loader {kind!r}; a state of loader {self.kind!r} is needed"
+            )
+        if version != STATE_VERSION:
+            raise ConfigError(
+                f"{self._dataset}: another version of Chatmill saved this state (state version {version!r}); this one "
+                f"reads state version {STATE_VERSION}: finish the epoch with the version that saved it, or begin anew"
             )
         places = dict(self._places)
         for split, saved in state["splits"].items():

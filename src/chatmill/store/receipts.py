@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from chatmill import __version__
 from chatmill.core.canonical import canonical_json
 from chatmill.core.json_files import NO_JSON, decoded, read_object
 from chatmill.errors import DataError, FormatError
@@ -24,6 +25,7 @@ EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 5
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
+READ_VERSIONS = {FORMAT: FORMAT_VERSION, EXPORT_FORMAT: EXPORT_VERSION}
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
 """sha256 of all other keys of a receipt as canonical JSON."""
@@ -289,10 +291,36 @@ def manifest_kind(directory: Path) -> str | None:
     return next((kind for kind in (FORMAT, KD_SCHEMA) if kind in said), None)
 
 
+def _refuse_other_version(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse datasets and exports in a format that this version does not read.
+
+    Raises:
+        FormatError: The format is another one. The error names the version of Chatmill that wrote it, if it is there.
+    """
+    found_format = content.get("format")
+    found_version = content.get("format_version")
+    if not isinstance(found_format, str) or found_format not in READ_VERSIONS or not isinstance(found_version, int):
+        return
+
+    read_version = READ_VERSIONS[found_format]
+    if found_version == read_version:
+        return
+    writer = content.get("package_version")
+    written_by = f", written by Chatmill {writer}" if isinstance(writer, str) else ""
+    way_out = "build it again from its recipe, or open it with the version of Chatmill that wrote it"
+    if found_version > read_version:
+        way_out = "install a newer version of Chatmill"
+    raise FormatError(
+        f"{path}: this is {found_format} format {found_version}{written_by}; "
+        f"Chatmill {__version__} reads format {read_version}: {way_out}"
+    )
+
+
 def _receipt(path: Path, form: type[Struct], check_seal: bool) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_object(path)
+    _refuse_other_version(content, path)
     try:
         typed(form, content, str(path), error=FormatError)
     except FormatError as error:
