@@ -147,25 +147,61 @@ def test_pairs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.messages[-1].content for one in batch] == ["chosen", "rejected"] * 4
 
 
+def test_pairs_with_scores_and_other_fields_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As UltraFeedback publishes them: the prompt as a text, the chosen conversation twice, and scores."""
+    asked = {**said("user", "u"), "id": "m1"}
+    sides = {side: [asked, {**said("assistant", side), "time": 1}] for side in ("chosen", "rejected")}
+    scores = {"score_chosen": 8.5, "score_rejected": 3.0}
+    record = {"prompt": "u", "prompt_id": "p", **sides, "messages": sides["chosen"], **scores}
+    monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
+    shape = find_shape("pairs")
+    for batch, wrong in (
+        as_lines([record], shape),
+        read_rows(pa.RecordBatch.from_pylist([record]), first=1, path="f", source="s", shape=shape),
+    ):
+        assert (len(batch), wrong) == (2, [])
+        assert [one.margin for one in batch] == [5.5, 5.5]
+        unused = {name: count for (_, name), count in batch.unused.items()}
+        assert unused == dict.fromkeys(("messages[].id", "messages[].time", "prompt_id", *scores), 1)
+
+
 WORDS = st.none() | st.sampled_from(["a", "b", ""])
-TURNS = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "assistant", "system"]), "content": WORDS}),
-    max_size=2,
-)
-ROWS = st.tuples(*(st.booleans() for _ in range(4))).flatmap(
-    lambda chosen: st.lists(
-        st.fixed_dictionaries(
-            {
-                "chosen": TURNS if chosen[0] else st.just("a") | WORDS,
-                "rejected": TURNS if chosen[1] else st.just("b") | WORDS,
-                **({"prompt": (st.none() | TURNS) if chosen[2] else st.just("q") | WORDS} if any(chosen[1:]) else {}),
-                **({"system": WORDS, "margin": st.sampled_from([None, None, 1.5])} if chosen[3] else {}),
-            }
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
+TURN = {"role": st.sampled_from(["user", "assistant", "assistant", "system"]), "content": WORDS}
+MORE_IN_ROWS = {
+    "id": st.none() | st.sampled_from(["1", "2"]),
+    "turn": st.none() | st.integers(0, 1),
+    "about": st.none() | st.fixed_dictionaries({"n": st.none() | st.integers(0, 1)}),
+}
+NUMBERS = st.sampled_from([None, 8.0, 3.5, 0.0, -1e300, 1e-31])
+INTEGERS = st.none() | st.integers(-2, 9)
+
+
+def turns(names: list[str]) -> st.SearchStrategy[Any]:
+    """Lists of messages with these unknown fields."""
+    return st.lists(st.fixed_dictionaries(TURN | {name: MORE_IN_ROWS[name] for name in names}), max_size=2)
+
+
+@st.composite
+def pair_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows of one table of pairs, so that a column has one type; with a prompt, scores and other fields or without."""
+    listed = turns(draw(st.lists(st.sampled_from(sorted(MORE_IN_ROWS)), unique=True)))
+    is_listed = draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    columns: dict[str, st.SearchStrategy[Any]] = {
+        "chosen": listed if is_listed[0] else st.just("a") | WORDS,
+        "rejected": listed if is_listed[1] else st.just("b") | WORDS,
+    }
+    if draw(st.booleans()):
+        columns["prompt"] = st.none() | listed if is_listed[2] else st.just("q") | WORDS
+    scores = NUMBERS if draw(st.booleans()) else INTEGERS
+    beside = {"system": WORDS, "margin": st.sampled_from([None, None, 1.5, 4.5])}
+    beside |= {"score_chosen": scores, "score_rejected": scores, "chosen_rating": INTEGERS, "rejected_rating": INTEGERS}
+    beside |= {"messages": st.none() | listed, "about": WORDS}
+    for name in draw(st.lists(st.sampled_from(sorted(beside)), unique=True)):
+        columns[name] = beside[name]
+    return draw(st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=4))
+
+
+ROWS = pair_rows()
 
 
 @given(ROWS)

@@ -182,6 +182,14 @@ def margins(scores: NDArray[np.float64]) -> tuple[NDArray[np.float32] | None, Fl
     Args:
         scores: A column for each of `MARGIN_FIELDS`, NaN for none.
     """
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers that are refused, one by one
+        found, is_sure = _margins(scores)
+    found[~is_sure] = np.nan  # which float32 may not hold
+    return None if np.isnan(found).all() else found.astype(np.float32), is_sure
+
+
+def _margins(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], Flags]:
+    """Compute margins in full precision; see `margins`."""
     sizes = np.abs(scores)
     is_sure = np.all(np.isnan(scores) | (scores == 0) | ((sizes >= MIN_WEIGHT) & (sizes < MAX_WEIGHT)), axis=1)
     found = scores[:, 0].copy()
@@ -196,7 +204,7 @@ def margins(scores: NDArray[np.float64]) -> tuple[NDArray[np.float32] | None, Fl
         larger = np.fmax(size, np.abs(found))
         is_sure &= np.isnan(apart) | (apart <= np.fmax(SAME_MARGIN * larger, SAME_MARGIN))
         found = np.where(np.isnan(found), margin, found)
-    return None if np.isnan(found).all() else found.astype(np.float32), is_sure
+    return found, is_sure
 
 
 def _equal(texts: Texts | OptionalTexts, mine: Ints, others: Ints) -> Flags:

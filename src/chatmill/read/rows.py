@@ -82,6 +82,7 @@ class _ArrowRows:
         self._sure = np.ones(batch.num_rows, dtype=np.bool_)
         self._message_fields: list[tuple[str, Ints]] = []
         """Unknown fields of messages, and the rows that have something in them."""
+        self._fields = _InternedFields()
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """Return all rows, and which of them may be taken."""
@@ -146,8 +147,10 @@ class _ArrowRows:
         if column is None:
             raise _NotSureError
         if not _is_text(column.type):
-            messages, offsets = self._list(column, is_compared=True)
-            return PairPart(messages, offsets, np.zeros(len(messages), dtype=np.int64))
+            messages, offsets, unknown = self._list(column)
+            if name != REJECTED:  # whose fields are not counted
+                self._count_fields(unknown, offsets)
+            return PairPart(messages, offsets, self._field_ids(unknown, offsets))
         texts = texts_of(column)
         if role is Role.ASSISTANT:
             self._sure &= texts.present
@@ -170,8 +173,17 @@ class _ArrowRows:
         system = self._column(SYSTEM)
         if system is None:
             return found
-        messages, offsets = _after_systems(texts_of(system).texts, found.messages, found.offsets)
-        return PairPart(messages, offsets, np.zeros(len(messages), dtype=np.int64))
+        texts = texts_of(system).texts
+        messages, offsets = _after_systems(texts, found.messages, found.offsets)
+        of_system = np.repeat(found.offsets[:-1], texts.lengths > 0)
+        return PairPart(messages, offsets, np.insert(found.fields, of_system, 0))
+
+    def _field_ids(self, unknown: Mapping[str, pa.Array], offsets: Ints) -> Ints:
+        """Intern the unknown fields of messages; rows with lists or objects in them are not sure."""
+        ids, doubtful = self._fields.ids(unknown, int(offsets[-1]))
+        owners = np.searchsorted(offsets, np.flatnonzero(doubtful), side="right") - 1
+        self._sure[owners] = False
+        return ids
 
     def _repeats_chosen(self, column: pa.Array) -> bool:
         """Return whether a column of lists is the column of the chosen conversations once more."""
@@ -199,7 +211,8 @@ class _ArrowRows:
         lists = [column for key in shape.lists if (column := self._column(key)) is not None]
         if len(lists) != 1:
             raise _NotSureError
-        listed, offsets = self._list(lists[0])
+        listed, offsets, unknown = self._list(lists[0])
+        self._count_fields(unknown, offsets)
         column = self._column(shape.system[0]) if shape.system else None
         return (listed, offsets) if column is None else _after_systems(texts_of(column).texts, listed, offsets)
 
@@ -218,25 +231,23 @@ class _ArrowRows:
             self._sure &= rules.keep(scanned.messages, scanned.offsets) & (self._ids().lengths > 0)
         return with_kept_fields(scanned, texts.data, self._kept), scanned.offsets
 
-    def _list(self, column: pa.Array, *, is_compared: bool = False) -> tuple[MessageColumns, Ints]:
-        """Return a list of structs for each row.
-
-        If they `is_compared` with others, those with unknown fields are not sure.
-        """
+    def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints, dict[str, pa.Array]]:
+        """Return a list of structs for each row, and the unknown fields of these."""
         self._sure &= _flags(column.is_valid())
         column.validate(full=True)
         items, offsets = _items(column)
         self._sure &= np.diff(offsets) > 0
         messages, doubtful, unknown = _struct_messages(items, self._shape)
-        for name, field in unknown.items():
-            if is_compared:
-                doubtful |= _flags(field.is_valid())
-            owners = np.searchsorted(offsets, np.flatnonzero(_held(field)), side="right") - 1
-            self._message_fields.append((name, np.unique(owners)))
         owners = np.searchsorted(offsets, np.flatnonzero(doubtful), side="right") - 1
         self._sure[owners] = False
         kept = {name: field for name, field in unknown.items() if name in self._kept}
-        return replace(messages, extra=_extras(kept, len(messages))), offsets
+        return replace(messages, extra=_extras(kept, len(messages))), offsets, unknown
+
+    def _count_fields(self, unknown: Mapping[str, pa.Array], offsets: Ints) -> None:
+        """Note which rows have something in the unknown fields of their messages."""
+        for name, field in unknown.items():
+            owners = np.searchsorted(offsets, np.flatnonzero(_held(field)), side="right") - 1
+            self._message_fields.append((name, np.unique(owners)))
 
     def _ids(self) -> Texts:
         column = self._column(self._shape.id)
@@ -269,6 +280,40 @@ class _ArrowRows:
         refused = np.array([text is None for text in [*texts, ""]])
         self._sure &= ~refused[which]  # -1 is the last one, which is empty
         return Texts.of([*(text or "" for text in texts), ""]).take(which % (len(texts) + 1))
+
+
+class _InternedFields:
+    """Ids of the unknown fields of messages, over all lists of a batch: equal ids mean equal fields."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def ids(self, unknown: Mapping[str, pa.Array], count: int) -> tuple[Ints, Flags]:
+        """Return an id for each of `count` messages, 0 for none, and which ones cannot be compared here."""
+        ids = np.zeros(count, dtype=np.int64)
+        doubtful = np.zeros(count, dtype=np.bool_)
+        for name, column in sorted(unknown.items()):
+            if pa.types.is_nested(column.type):
+                doubtful |= _flags(column.is_valid())
+                continue
+            encoded = column.dictionary_encode()
+            codes = [self._code(name, str(column.type), value) for value in encoded.dictionary.to_pylist()]
+            which = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            field = np.array([*codes, 0], dtype=np.int64)[which]  # -1, a null, is the last one
+            both, inverse = np.unique(np.stack([ids, field]), axis=1, return_inverse=True)
+            joined = [self._joined(*pair) for pair in both.T.tolist()]
+            ids = np.array(joined, dtype=np.int64)[inverse.ravel()]
+        return ids, doubtful
+
+    def _code(self, *value: Any) -> int:
+        """Intern a value."""
+        return self._known.setdefault(value, len(self._known) + 1)
+
+    def _joined(self, fields: int, field: int) -> int:
+        """Intern the fields of a message with one more."""
+        if not field:
+            return fields
+        return self._code(fields, field)
 
 
 def _after_systems(systems: Texts, listed: MessageColumns, offsets: Ints) -> tuple[MessageColumns, Ints]:
