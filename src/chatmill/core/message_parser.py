@@ -50,6 +50,11 @@ MAX_CHARACTERS = 64 << 20
 PART_FIELDS = frozenset({"type", "text", "train", "weight"})
 """Keys of text parts that mean something."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+OTHER_FORMATS = {
+    "from": " (this looks like ShareGPT: --shape sharegpt reads such files, --shape each those that mix formats)",
+    "role": " (this looks like OpenAI's form: --shape openai reads such files, --shape each those that mix formats)",
+}
+"""Advice for a message without a role, by a field that it has instead."""
 HARMONY_PARTS = {"system_content": Role.SYSTEM, "developer_content": Role.DEVELOPER}
 
 
@@ -142,7 +147,8 @@ def refuse_media(item: Mapping[str, Any], path: str = "") -> None:
 
 def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[str, Role]) -> Role:
     if role_key not in item:
-        hint = " (this looks like ShareGPT: name the shape 'sharegpt')" if "from" in item else ""
+        other = "role" if "role" in item else "from"
+        hint = OTHER_FORMATS[other] if other in item else ""
         raise RecordError(f"the message has no {role_key!r}{hint}", code="missing_role", path=f"{path}.{role_key}")
     raw = item[role_key]
     if not isinstance(raw, str):

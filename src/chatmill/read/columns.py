@@ -8,6 +8,7 @@ not kept, and those of messages are kept where somebody asks for them by name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -120,6 +121,8 @@ def read_files(
     data: bytes, lines: Lines, files: Sequence[FileLines], shape: Shape, kept: Collection[str] = frozenset()
 ) -> Read:
     """Return the conversations of some lines of these files, which all have one shape; blank lines are passed over."""
+    if shape.choose is not None and not shape.nulls_are_absent:
+        return _read_mixed(data, lines, files, shape, kept)
     names, (start, stop, first, total) = scanner_names(shape), lines
     if not names or (total == 1 and stop - start > MAX_CHARACTERS):  # columns for it would take a multiple of its bytes
         texts = data[start:stop].split(b"\n")
@@ -164,6 +167,73 @@ def read_files(
         batch, parts_at_answers = paired(replace(batch, margins=given), *parts)
         sure &= are_sure & parts_at_answers
     return completed(batch, sure, raws, unused, shape, lambda number: files[owners[number]].source)
+
+
+def _read_mixed(data: bytes, lines: Lines, files: Sequence[FileLines], shape: Shape, kept: Collection[str]) -> Read:
+    """Return the same for lines whose records have different formats: the lines of each format are read together."""
+    texts = data[lines.start : lines.stop].split(b"\n")
+    wheres, owners = _places(lines.number + np.arange(len(texts)), files)
+    indexes_of: dict[Shape, list[int]] = {}
+    for index, text in enumerate(texts):
+        if text and not text.isspace():
+            raw = decode_line(text, wheres[index])
+            indexes_of.setdefault(_chosen(raw, shape), []).append(index)
+
+    batches: list[Conversations] = []
+    errors: list[RecordError] = []
+    unused: Counter[tuple[str, str]] = Counter()
+    for own, indexes in indexes_of.items():
+        if own is shape:
+            # These records cannot be decoded, or no format fits: each is an error.
+            raws = [decode_line(texts[index], wheres[index]) for index in indexes]
+            batch, refused = read_one_by_one(raws, shape, "")
+        else:
+            joined = b"".join(texts[index] + b"\n" for index in indexes)
+            spans = _line_spans(indexes, lines.number, owners, files)
+            batch, refused = read_files(joined, Lines(0, len(joined), 1, len(indexes)), spans, own, kept)
+        batches.append(batch)
+        errors += refused
+        unused.update(batch.unused)
+
+    index_of = {where: index for index, where in enumerate(wheres)}
+    errors.sort(key=lambda error: index_of[error.where])
+    if not batches:
+        return Conversations.of([]), errors
+    together = Conversations.joined(batches)
+    order = np.argsort([index_of[where] for where in together.wheres], kind="stable")
+    return replace(together.take(order), unused=unused), errors
+
+
+def _chosen(raw: Raw, shape: Shape) -> Shape:
+    """Return the format of one record of a file that mixes them; the mixed one where there is none."""
+    if raw.error is not None or not isinstance(raw.value, Mapping) or shape.choose is None:
+        return shape
+    try:
+        return shape.choose(raw.value)
+    except RecordError:
+        return shape
+
+
+def _line_spans(indexes: Sequence[int], first: int, owners: Ints, files: Sequence[FileLines]) -> list[FileLines]:
+    """Describe chosen lines that are put together, one span for each run of neighbours.
+
+    Args:
+        indexes: Index of each chosen line among all lines.
+        first: Number of the first of all lines in the data.
+        owners: Index of the file of each line.
+        files: The files of all lines.
+
+    Returns:
+        The spans, whose numbers count the chosen lines from 1.
+    """
+    spans: list[FileLines] = []
+    previous = -2
+    for number, index in enumerate(indexes, 1):
+        file = files[owners[index]]
+        if index != previous + 1 or owners[index] != owners[previous]:
+            spans.append(FileLines(number, file.first + first + index - file.number, file.before, file.source))
+        previous = index
+    return spans
 
 
 def with_kept_fields(scanned: Scanned, data: bytes | NDArray[np.uint8], kept: Collection[str]) -> MessageColumns:

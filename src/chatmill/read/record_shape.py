@@ -108,6 +108,10 @@ class Shape:
     """Takes apart a record that holds others: what is left of it, and those."""
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
+    choose: Callable[[Record], Shape] | None = None
+    """Finds the format of one record, where records of one file may have different ones; raises a `RecordError`."""
+    hint: Callable[[Record, str], str] = lambda record, field: ""
+    """Advice for a record that lacks a field of this format."""
     definition: str = ""
     """A field map as JSON, or the name with what is changed; empty for a shape that is built in."""
 
@@ -143,12 +147,19 @@ class Shape:
         if not self.lists:
             return _with_reasoning((*_system(record, self), *_turns(record, self)), record, self.reasoning)
         if key is None:
-            raise RecordError(
-                f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
-                code="missing_field",
-                path=self.lists[0],
-            )
+            raise self._lacks(record, self.lists[0])
         return after_system(_system(record, self), self._listed(record[key], key))
+
+    def refuse_missing(self, record: Record) -> None:
+        """Raise a `RecordError` if the first field of a turn is missing."""
+        for _, keys in self.turns:
+            if keys[0] not in record:
+                raise self._lacks(record, keys[0])
+
+    def _lacks(self, record: Record, field: str) -> RecordError:
+        """Make the error for a record without one of the fields of this format."""
+        message = f"the record has no {field!r}; it has: {_keys(record)}{self.hint(record, field)}"
+        return RecordError(message, code="missing_field", path=field)
 
     def _listed(self, items: Any, key: str) -> tuple[Message, ...]:
         """Return the messages of a list, or of a text of JSON with one, as in a column of a CSV file."""
@@ -174,6 +185,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         if not isinstance(record, Mapping):
             raise mistyped("a record must be an object", record, code="record_type", path="")
         record = without_nulls(record) if shape.nulls_are_absent else record
+        if shape.choose is not None:
+            shape = shape.choose(record)
         record_id = _label(record, shape.id, code="id_type")
         if (refused := refusal(record)) is not None:
             raise refused
@@ -360,6 +373,7 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
 
 def _turns(record: Record, shape: Shape) -> Iterator[Message]:
     """Yield the messages that are fields of their own."""
+    shape.refuse_missing(record)
     if all(isinstance(record.get(keys[0]), list) for _, keys in shape.turns):
         for _, (key, *_) in shape.turns:
             yield from parse_messages(record[key], path=key, aliases=shape.roles)

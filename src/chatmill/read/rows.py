@@ -58,6 +58,8 @@ def read_rows(
     Of the fields of messages that mean nothing here, those with a name in `kept` are kept.
     """
     numbers = np.arange(first, first + batch.num_rows)
+    if shape.choose is not None:
+        return read_one_by_one(batch_records([batch], path, numbers.tolist()), shape, source)
     try:
         columns = _ArrowRows(batch, shape, source, [f"{path}:row {number}" for number in numbers.tolist()], kept)
         found, sure = columns.conversations()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from chatmill.read.arrow_nulls import has_arrow_nulls
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages, with_subagents
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, suggestion
-from chatmill.read.files import decode_line
+from chatmill.read.files import Raw, decode_line
 from chatmill.read.part_shapes import has_typed_parts
 from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, pair_messages, refuse_pairs
 from chatmill.read.record_shape import Record, RowRules, Shape
@@ -67,8 +67,16 @@ def _turned(name: str, asked: tuple[str, ...], answer: str, *, of_texts: bool = 
     )
 
 
+def _other_format(record: Record, field: str) -> str:
+    """Name the format that a record has, for the error about a field of another one that it lacks."""
+    found = record_format(record)
+    if not found:
+        return ""
+    return f". This looks like {found}: --shape {found} reads such files, --shape {EACH} those that mix formats"
+
+
 SHAPES: Mapping[str, Shape] = {
-    shape.name: shape
+    shape.name: replace(shape, hint=_other_format)
     for shape in (
         Shape(
             name="atif",
@@ -129,6 +137,45 @@ LABELLED = "labelled "
 """What the names of shapes begin with whose records have a label."""
 ARROW = "arrow "
 """What the names of shapes begin with whose records came out of Arrow: a field that is null is absent."""
+EACH = "each"
+"""The name of the format of files whose records have formats of their own."""
+
+
+def record_format(record: object) -> str:
+    """Find the format of one record, whatever its neighbours look like; empty if none fits.
+
+    A field that is null counts as absent, as tables of mixed records have it.
+    """
+    if not isinstance(record, Mapping):
+        return ""
+    filled = {key: value for key, value in record.items() if value is not None}
+    for name, shape in {**PAIRS, **SHAPES}.items():
+        if shape.fits(filled):
+            return name
+    return ""
+
+
+def _mixed(name: str, preferences: str | None = None) -> Shape:
+    """Make the format in which every record is read in its own one."""
+
+    def choose(record: Record) -> Shape:
+        found = record_format(record)
+        if not found:
+            keys = ", ".join(map(str, list(record)[:12])) or "nothing"
+            raise RecordError(f"no known format fits the record; it has: {keys}", code="unknown_shape")
+        return find_shape(preferred(found, preferences))
+
+    def embedded(raw: Raw) -> Iterable[Raw]:
+        found = record_format(raw.value)
+        return find_shape(found).embedded(raw) if found else (raw,)
+
+    return Shape(name=name, choose=choose, embedded=embedded)
+
+
+MIXED: Mapping[str, Shape] = {
+    shape.name: shape for shape in (_mixed(EACH), _mixed(f"{EACH}+chosen", "chosen"), _mixed(f"{EACH}+pairs", "pairs"))
+}
+"""Files that mix formats: as they are named, and as they are read where chosen answers, or pairs, are asked for."""
 SYNTH_KD = Shape(
     name="synth_kd",
     nested=TEXT,
@@ -170,9 +217,9 @@ def _shape(name: str) -> Shape:
             return replace(shape, name=prefix + shape.name, definition=prefix + shape.key, **change)
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
-    shapes = {**SHAPES, **PAIRS, **AGENTS, SYNTH_KD.name: SYNTH_KD}
+    shapes = {**SHAPES, **PAIRS, **AGENTS, **MIXED, SYNTH_KD.name: SYNTH_KD}
     if name not in shapes:
-        raise UnknownNameError("shape", name, [*SHAPES, *AGENTS], HINT)
+        raise UnknownNameError("shape", name, [*SHAPES, EACH, *AGENTS], HINT)
     return shapes[name]
 
 
@@ -184,7 +231,9 @@ def preferred(name: str, preferences: str | None) -> str:
     """
     if name.startswith(ARROW):
         return ARROW + preferred(name.removeprefix(ARROW), preferences)
-    if preferences == "pairs" and name not in PAIRS:
+    if name == EACH and preferences is not None:
+        return f"{EACH}+{preferences}"
+    if preferences == "pairs" and name not in PAIRS and name not in MIXED:
         return LABELLED + name
     return preferences if preferences is not None and name == "preferences" else name
 
