@@ -16,12 +16,13 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from chatmill.compiler import fetch_jobs
 from chatmill.compiler.inputs import InputScan
 from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.compiler.run import run_build
 from chatmill.compiler.scan_jobs import scan_input
 from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError
+from chatmill.files import stores
+from chatmill.files.inputs import StoredInput
 from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.conversations import ConversationFile
@@ -207,7 +208,8 @@ def store() -> Iterator[Any]:
         server.stop()
 
 
-def test_inputs_behind_urls_give_the_same_episodes(store: Any, tmp_path: Path) -> None:
+def test_inputs_behind_urls_give_the_same_episodes(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "cache"))
     records = chats(60, 1)
     store.put_file(str(write_jsonl(tmp_path / "chats.jsonl", records)), "s3://mill/in/a.jsonl")
     store.pipe_file("s3://mill/in/b.csv", b"question,answer\n2 + 2?,4\n")
@@ -222,7 +224,8 @@ def test_inputs_behind_urls_give_the_same_episodes(store: Any, tmp_path: Path) -
     assert inputs == [("s3://mill/in/a.jsonl", "a"), ("s3://mill/in/b.csv", "b")]
     assert manifest["splits"]["train"]["episodes"] == len(records) + 1
     assert verify(tmp_path / "built", deep=True).passed
-    with mock.patch.object(fetch_jobs, "fetch", None):
+    monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "another"))
+    with mock.patch.object(StoredInput, "_fetch", None):
         build(tmp_path / "by workers", "s3://mill/in/*", workers=2)
     assert digest(tmp_path / "by workers") == digest(tmp_path / "built"), "workers fetch"
     store.pipe_file("s3://mill/in/b.csv", b"question,answer\n2 + 2?,5\n")
@@ -236,7 +239,7 @@ def test_what_is_not_there_is_one_clear_error(store: Any, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"no file matches 's3://mill/none/\*'"):
         build(tmp_path / "never", "s3://mill/none/*")
     with pytest.raises(ConfigError, match=r"nosuch://x: .*Known: s3://"):
-        places.filesystem("nosuch://x")
+        stores.filesystem("nosuch://x")
     with pytest.raises(DataError, match=r"a\.xlsx: cannot tell the format"):
         build(tmp_path / "never", "s3://mill/a.xlsx")
     with pytest.raises(DataError, match=r"no such file: s3://mill/a\.jsonl"):

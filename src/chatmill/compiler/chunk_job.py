@@ -22,6 +22,7 @@ from chatmill.core.gc_pause import without_collector
 from chatmill.core.ledger import NULLS_LEFT_OUT, Ledger
 from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError
+from chatmill.files.inputs import fetch_inputs
 from chatmill.read.columns import FileLines, Read, line_groups, read_files, read_lines
 from chatmill.read.groups import group_of
 from chatmill.read.picks import PICK
@@ -147,6 +148,7 @@ def compile_chunk(job: ChunkJob, on_rows: OnRows = lambda rows, first: None) -> 
     """Do the work of one chunk and publish its shards; gives the receipt. The driver syncs them."""
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers, job.files)
+    fetch_inputs(piece.range.far for piece in job.pieces)
 
     def write(folder: Path) -> dict[str, Any]:
         with ChunkOutput(folder, pipeline, job.pieces[0].rules) as output, without_collector():

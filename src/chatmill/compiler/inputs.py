@@ -6,13 +6,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chatmill.compiler.cuts import ChunkCut
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.checksums import INPUT_HASH
 from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.files.inputs import StoredInput
+from chatmill.files.stores import StoreAccess
 from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.ranges import Chunk
 
@@ -33,8 +35,7 @@ class InputFile:
     records: int | None
     """Rows of Parquet, entries of a JSON list; None for JSONL, whose blank lines are not records."""
     mtime_ns: int
-    data: str = ""
-    """The file that was read where this is another one: the copy of what a URL or standard input gave."""
+    """0 where it is in a store."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what a manifest says about the file; the time of its last change is no part of it."""
@@ -70,7 +71,13 @@ class InputScan:
     chunk_bytes: int = SHARD_BYTES
     """Wanted bytes of a chunk, unpacked."""
     copy: str = ""
-    """The copy of a file that is not on this machine; see `fetch_jobs.py`."""
+    """The file to read in place of what was named: a copy on the machine of the job."""
+    far: StoredInput | None = None
+    """The file in its store; None for one of this machine."""
+    access: StoreAccess | None = None
+    """How stores are reached; None where none is needed."""
+    share: str = ""
+    """The URL that spools are uploaded below, for workers that share no folder; empty where all share one."""
     known: KnownFile | None = None
     agent: AgentOptions = field(default_factory=AgentOptions)
     """What the source says of files that agents left."""
@@ -79,6 +86,10 @@ class InputScan:
     def data(self) -> str:
         """The file as an absolute path."""
         return os.path.join(self.base, self.copy or self.path)
+
+    def here(self) -> InputScan:
+        """Return the same order for a file of this machine: one in a store is copied."""
+        return self if self.far is None else replace(self, copy=str(self.far.copy()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +109,14 @@ def called_as_named(scan: InputScan) -> Iterator[None]:
         if isinstance(error, RecordError) or scan.data not in str(error):
             raise
         raise type(error)(str(error).replace(scan.data, scan.path)) from None
+
+
+def size_and_time(scan: InputScan) -> tuple[int, int]:
+    """Return the bytes of a file, and its time of change in nanoseconds, which is 0 for one in a store."""
+    if scan.far is not None:
+        return scan.far.bytes, 0
+    status = file_status(scan)
+    return status.st_size, status.st_mtime_ns
 
 
 def file_status(scan: InputScan) -> os.stat_result:

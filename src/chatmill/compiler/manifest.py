@@ -51,11 +51,11 @@ OF_INPUT = {
     "lines": "they are counted from the bytes",
     "records": "they are counted from the bytes",
     "mtime_ns": "the same bytes may be written again",
-    "data": "a copy of a file has its bytes",
 }
 """What is known of an input and not hashed."""
 OF_RANGE = {
     "data": "a copy has the bytes of its file, wherever it lies",
+    "far": "the same bytes may be in another store",
     "bytes": "an estimate, for the progress that is shown",
     "file_bytes": "what comes after the range is not read",
     "file_mtime_ns": "the same bytes may be written again",

@@ -55,11 +55,13 @@ class EarlierBuild:
     def known(self, scan: InputScan) -> KnownFile | None:
         """Return what is known of an input if its size and modification time are unchanged; None: read it."""
         seen = self._inputs.get(scan.path)
+        if scan.copy or scan.far or seen is None:
+            return None
         try:
             status = os.stat(scan.data)
         except OSError:
             return None
-        if scan.copy or seen is None or (status.st_size, status.st_mtime_ns) != (seen["bytes"], seen["mtime_ns"]):
+        if (status.st_size, status.st_mtime_ns) != (seen["bytes"], seen["mtime_ns"]):
             return None
         cuts = tuple(
             ChunkCut(**{name: piece[name] for name in ("start", "stop", "first", "count", "digest")})

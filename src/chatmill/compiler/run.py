@@ -25,7 +25,7 @@ from chatmill.compiler.progress import BuildProgress as BuildProgress
 from chatmill.compiler.progress import OnProgress
 from chatmill.compiler.recipe import OnError, Recipe, recipe_of
 from chatmill.compiler.reuse import EarlierBuild
-from chatmill.compiler.sources import input_bytes, plan_sources
+from chatmill.compiler.sources import find_nothing, input_bytes, plan_sources
 from chatmill.compiler.work import (
     UNFINISHED,
     begin_work,
@@ -127,8 +127,14 @@ def run_build(
             if driver is not None:
                 driver.pull()
             what_it_holds(directory)  # refuses folders that are not ours
-            options = {"lookup": earlier.known} if earlier is not None and not rehash else {}
-            planned = plan_sources(checked, work_folder(directory) / "spool", base, executor=chosen, **options)
+            planned = plan_sources(
+                checked,
+                work_folder(directory) / "spool",
+                base,
+                lookup=find_nothing if earlier is None or rehash else earlier.known,
+                executor=chosen,
+                share="" if driver is None or isinstance(chosen, LocalExecutor) else driver.spool_url(),
+            )
             fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints, planned.agents)
             build = PlannedBuild(
                 directory, checked, pipeline, planned, fingerprint, None if driver is None else driver.build

@@ -18,12 +18,13 @@ from chatmill.compiler.inputs import (
     InputScan,
     ScannedInput,
     called_as_named,
-    file_status,
     reading,
+    size_and_time,
 )
 from chatmill.compiler.spools import spooled_lines, spooled_rows
 from chatmill.core import checksums
 from chatmill.core.checksums import Hash, TreeDigest, tree_digest
+from chatmill.files.inputs import StoredInput, fetch_inputs, share_input
 from chatmill.read import lines
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.file_format import FileFormat
@@ -96,7 +97,9 @@ class FileHead:
     form: FileFormat
     shape: str
     data: str
-    """The file that holds the records: the input itself, or its spool."""
+    """The file that holds the records, the input itself or its spool; empty where it is in a store."""
+    far: StoredInput | None
+    """The same in a store; None for a file that all workers see."""
     data_bytes: int
     data_mtime_ns: int
     cuts: tuple[ChunkCut, ...] | None
@@ -135,8 +138,7 @@ def scan_inputs(scans: Sequence[InputScan], executor: Executor | None = None) ->
 def _parts(scan: InputScan) -> list[ScanPart]:
     """Return the parts of a file: ranges of whole chunks of lines, or of bytes of Parquet; else one part."""
     path = place(scan.path)
-    status = file_status(scan)
-    size = status.st_size
+    size, mtime_ns = size_and_time(scan)
     whole = ScanPart(
         scan=scan,
         named=FileFormat.of(path),
@@ -144,7 +146,7 @@ def _parts(scan: InputScan) -> list[ScanPart]:
         start=0,
         stop=size,
         file_bytes=size,
-        file_mtime_ns=status.st_mtime_ns,
+        file_mtime_ns=mtime_ns,
     )
     step = max(size, 1)
     if whole.is_json and not (scan.known and scan.known.cuts):
@@ -172,7 +174,8 @@ def _jobs(parts: Iterable[ScanPart]) -> list[ScanJob]:
 
 def scan_parts(job: ScanJob) -> list[PartScan]:
     """Do a scan job; what it gives is as small as the number of chunks and of MiB."""
-    return [_scanned(part) for part in job.parts]
+    fetch_inputs(part.scan.far for part in job.parts)
+    return [_scanned(replace(part, scan=part.scan.here())) for part in job.parts]
 
 
 def _scanned(part: ScanPart) -> PartScan:
@@ -189,7 +192,8 @@ def _scanned(part: ScanPart) -> PartScan:
             blocks = _read(part, cutter)
         if form is not None:
             head = _head(part, form, blocks, is_cut_here=cutter is not None)
-    check_unchanged(scan.data, part.file_bytes, part.file_mtime_ns)
+    if scan.far is None:
+        check_unchanged(scan.data, part.file_bytes, part.file_mtime_ns)
     return PartScan(
         blocks=blocks,
         cuts=() if cutter is None else tuple(cutter.finish()),
@@ -242,10 +246,15 @@ def _head(part: ScanPart, form: FileFormat, blocks: bytes, *, is_cut_here: bool)
             unpacked = sum(size for _, size in parquet_groups(data))
             row_bytes = unpacked / max(sum(cut.count for cut in cuts), 1)
     status = data.stat()
+    is_spool = str(data) != scan.data
+    far = None if is_spool else scan.far
+    if is_spool and scan.share:
+        far = share_input(data, f"{scan.share}/{data.name}", scan.access)
     return FileHead(
         form=form,
         shape=preferred(scan.shape or _shape_of(scan, form, data, cuts), scan.preferences),
-        data=str(data),
+        data=str(data) if far is None else "",
+        far=far,
         data_bytes=status.st_size,
         data_mtime_ns=status.st_mtime_ns,
         cuts=None if cuts is None else tuple(cuts),
@@ -314,6 +323,7 @@ def _joined(parts: Sequence[ScanPart], found: Sequence[PartScan]) -> ScannedInpu
             kind=kind,
             is_list=head.form in (FileFormat.JSON, FileFormat.AGENT),
             data=head.data,
+            far=head.far,
             start=cut.start,
             stop=cut.stop,
             first=cut.first,
@@ -334,7 +344,6 @@ def _joined(parts: Sequence[ScanPart], found: Sequence[PartScan]) -> ScannedInpu
         lines=total if head.form is FileFormat.JSONL else None,
         records=None if head.form is FileFormat.JSONL else total,
         mtime_ns=parts[0].file_mtime_ns,
-        data=scan.copy,
     )
     return ScannedInput(file=file, chunks=tuple(chunks))
 

@@ -15,16 +15,19 @@ from pathlib import Path
 from chatmill.compiler.agent_sources import agent_options
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.jobs import Executor
-from chatmill.compiler.fetch_jobs import fetched
 from chatmill.compiler.group_borders import whole_groups
-from chatmill.compiler.inputs import InputFile, InputScan, KnownFile, file_status
+from chatmill.compiler.inputs import InputFile, InputScan, KnownFile, size_and_time
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.compiler.scan_jobs import scan_inputs
+from chatmill.core.checksums import Hash
 from chatmill.errors import ChatmillError
+from chatmill.files import stores
+from chatmill.files.inputs import find_input, refuse_keys_in_input, share_input
+from chatmill.files.stores import StoreAccess
 from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.file_format import FileFormat
-from chatmill.read.places import is_elsewhere, place
+from chatmill.read.places import STDIN, is_elsewhere, place, stdin_copy
 from chatmill.read.shapes import find_shape
 
 Chunks = tuple[tuple[ChunkPiece, ...], ...]
@@ -50,17 +53,30 @@ class SourcePlan:
     """What the source of each file says of files that agents left."""
 
 
+def find_nothing(scan: InputScan) -> KnownFile | None:
+    """Know no file of an earlier build."""
+    return None
+
+
 def plan_sources(
     recipe: Recipe,
     spool: Path,
     base: Path | None = None,
-    lookup: Callable[[InputScan], KnownFile | None] = lambda scan: None,
+    lookup: Callable[[InputScan], KnownFile | None] = find_nothing,
     executor: Executor | None = None,
+    share: str = "",
 ) -> SourcePlan:
     """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
     A source whose records are used more than once is cut finer, so that its shards are no larger than others.
-    `lookup` returns what an earlier build knows of a file. `executor` reads the files; without one this process does.
+
+    Args:
+        recipe: The recipe, with its sources.
+        spool: Folder for files that cannot be read from the middle.
+        base: Folder that relative names start from; None for the current one.
+        lookup: Returns what an earlier build knows of a file.
+        executor: Reads the files; without one this process does.
+        share: URL that spools are uploaded below, for workers that share no folder.
     """
     scans: list[InputScan] = []
     owners: list[int] = []
@@ -79,11 +95,14 @@ def plan_sources(
                     shape=shape,
                     preferences=recipe.preferences,
                     agent=agent,
+                    share=share,
                 )
             )
             owners.append(number)
-    scans = fetched(scans, executor)
-    total = sum(file_status(scan).st_size for scan in scans)
+    if share or any(is_elsewhere(scan.path) for scan in scans):
+        access = StoreAccess(options=recipe.as_json()["store"])
+        scans = stores.in_parallel(located, [replace(scan, access=access) for scan in scans])
+    total = sum(size_and_time(scan)[0] for scan in scans)
     shard_bytes = recipe.shard_bytes or chunk_size(total)
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
@@ -116,6 +135,20 @@ def plan_sources(
     )
 
 
+def located(scan: InputScan) -> InputScan:
+    """Find the file of an order: in its store, or as a copy of standard input, which other machines may need."""
+    if scan.path == STDIN:
+        copy = stdin_copy()
+        if not scan.share:
+            return replace(scan, copy=str(copy))
+        digest = Hash.XXH128.of_file(copy)
+        return replace(scan, far=share_input(copy, f"{scan.share}/{digest}-{copy.name}", scan.access))
+    if is_elsewhere(scan.path):
+        refuse_keys_in_input(scan.path)
+        return replace(scan, far=find_input(scan.path, scan.access))
+    return scan
+
+
 def group_field(source: Source, recipe: Recipe) -> str | None:
     """Return the field that keeps records of a source together in chunks: they share a tree, or one is picked."""
     if recipe.tree is not None:
@@ -145,9 +178,10 @@ def input_bytes(recipe: Recipe, base: Path | None = None) -> int | None:
 def _files_of(source: Source, base: Path | None) -> list[str]:
     """Return the files of a source, as they are named in the dataset."""
     if base is None:
-        return [str(path) for path in resolve_paths(source.patterns)]
+        return [os.fspath(path) for path in resolve_paths(source.patterns)]
     named = [name if is_elsewhere(name) else str(base / name) for name in source.patterns]
-    return [os.path.relpath(path, base) if isinstance(path, Path) else str(path) for path in resolve_paths(named)]
+    paths = resolve_paths(named)
+    return [os.path.relpath(path, base) if isinstance(path, Path) else os.fspath(path) for path in paths]
 
 
 def shared_chunks(files: Sequence[Sequence[ChunkPiece]], owners: Sequence[int], shard_bytes: int) -> Chunks:

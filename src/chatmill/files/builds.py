@@ -54,15 +54,8 @@ class RemoteBuild:
     url: str
     single_writer: bool = False
     """The recipe promises that no other build writes there, so locks and exclusive creation are not needed."""
-    settings: dict[str, Any] = field(default_factory=stores.fsspec_settings)
-    """Of fsspec, as the driver has them."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Time-out and retries, as the recipe has them."""
-
-    def use(self) -> None:
-        """Let this process know the stores as the driver does."""
-        stores.fsspec_settings(self.settings)
-        stores.use_settings(self.options)
+    access: stores.StoreAccess = field(default_factory=stores.StoreAccess)
+    """How the driver reaches the store."""
 
     def at(self, name: str) -> str:
         """Return the URL of an object of the build."""
@@ -72,7 +65,7 @@ class RemoteBuild:
         """Refuse a worker that does not see the build that the driver has begun."""
         if (self.url, fingerprint) in _reached:
             return
-        self.use()
+        self.access.use()
         try:
             state = json.loads(stores.read_object(self.at(STATE)))
         except (NoSuchObject, ValueError):
@@ -175,6 +168,7 @@ class BuildDriver:
         self.listing: dict[str, stores.StoredObject] = {}
         self.beat: Heartbeat | None = None
         """That of the lock; None for the only writer."""
+        self._shares_spools = False
 
     def check_lock(self) -> None:
         """Refuse to go on where another build has taken over."""
@@ -220,13 +214,28 @@ class BuildDriver:
             raise ConfigError(
                 f"{shown(self.build.url)} is not empty ({found}) and holds no build; choose an address where nothing is"
             )
-        if rest:
+        left = [name for name in rest if not name.startswith(f"{SPOOL}/")]
+        if left:
             warnings.warn(
-                f"{shown(self.build.url)}: removes {len(rest):,} objects without a receipt, which a build that was "
+                f"{shown(self.build.url)}: removes {len(left):,} objects without a receipt, which a build that was "
                 "stopped has left",
                 stacklevel=2,
             )
-            stores.remove_objects([self.build.at(name) for name in rest])
+        stores.remove_objects([self.build.at(name) for name in rest])
+
+    def spool_url(self) -> str:
+        """Return where spools go for workers of other machines; empty where a finished build is."""
+        if MANIFEST in self.listing:
+            return ""
+        self._shares_spools = True
+        return self.build.at(SPOOL)
+
+    def drop_spools(self) -> None:
+        """Remove the spools of this build; those of a task may be needed by others, and stay until the end."""
+        if self._shares_spools and not self.is_task:
+            with contextlib.suppress(RemoteError):
+                spools = stores.list_objects(self.build.at(SPOOL))
+                stores.remove_objects([self.build.at(f"{SPOOL}/{name}") for name in spools])
 
     def forget(self) -> None:
         """Remove all that another build has left at the URL, which published nothing."""
@@ -325,8 +334,8 @@ def driving(
     if kind in READ_ONLY:
         raise ConfigError(f"{shown(url)}: datasets are read from {kind}:// and not written there; build into a bucket")
     stores.refuse_keys(url)
-    build = RemoteBuild(url=url.rstrip("/"), single_writer=single_writer, options=dict(options))
-    build.use()
+    build = RemoteBuild(url=url.rstrip("/"), single_writer=single_writer, access=stores.StoreAccess(options=options))
+    build.access.use()
     root = chatmill_cache().absolute() / "builds"
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
@@ -341,7 +350,10 @@ def driving(
             stack.enter_context(_errors_named())
             if not single_writer:
                 driver.beat = stack.enter_context(build_lock(build, task, take_over=take_over))
-            yield driver
+            try:
+                yield driver
+            finally:
+                driver.drop_spools()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.unlink(f"{folder}.lock")

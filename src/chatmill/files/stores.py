@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import inspect
 import os
 import random
@@ -15,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -34,6 +35,8 @@ NEEDS = {
 TIMEOUT_VARIABLE, RETRIES_VARIABLE = "CHATMILL_STORE_TIMEOUT", "CHATMILL_STORE_RETRIES"
 BLOCK = 16 << 20
 """Bytes of one request for a part of an object."""
+MOST_BLOCKS = 256
+"""As if so many blocks were on their way, where a web server does not say how long a file is."""
 STREAMS = 8
 """Requests that one process has under way at a time for large files."""
 MANY = 64
@@ -62,8 +65,13 @@ class RemoteError(ChatmillError):
         """`action` is a verb for what was tried, e.g. "read"."""
         self.url = shown(url)
         self.tries = tries
+        self._made_of = (self.url, action, hidden(reason), hint, tries)
         often = "tried once" if tries == 1 else f"tried {tries} times"
         super().__init__(f"{self.url}: cannot {action}: {hidden(reason)} ({often}). {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers send it to their driver."""
+        return type(self), self._made_of
 
 
 class NoSuchObject(RemoteError):  # noqa: N818 - it says what the store answered
@@ -84,13 +92,16 @@ class StoreSettings:
 class StoredObject:
     """What a store says of an object."""
 
-    size: int
+    size: int | None
+    """In bytes; None where a web server does not say it."""
     version: str
-    """Differs after the object was written again: its ETag or time of change."""
+    """Differs after the object was written again: its ETag, hash or time of change. Empty where none is said."""
     md5: str = ""
     """Hexadecimal digits; empty where the store does not say it."""
     changed: float = 0.0
     """When it was written, in seconds, by the clock of the store."""
+    has_ranges: bool = True
+    """Whether a part of it can be asked for."""
 
 
 _from_recipe: StoreSettings | None = None
@@ -155,6 +166,11 @@ def _secrets() -> list[str]:
     return sorted((value for value in found if len(value) >= 8), key=len, reverse=True)
 
 
+def holds_key(url: str) -> bool:
+    """Return whether an address has a password or a signature in it."""
+    return _USER.search(url) is not None or _SIGNED.search(url) is not None
+
+
 def refuse_keys(url: str) -> None:
     """Refuse an address with a password or signature in it: addresses are printed and written."""
     parts = urlsplit(url)
@@ -181,6 +197,21 @@ def fsspec_settings(settings: Mapping[str, Any] | None = None) -> dict[str, Any]
         return {}
     conf.update(settings or {})
     return dict(conf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAccess:
+    """How a process reaches stores, for another one that is to reach the same ones; small and picklable."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Time-out and retries, as the recipe has them."""
+    fsspec: Mapping[str, Any] = field(default_factory=fsspec_settings, repr=False)
+    """The configuration of fsspec, in which there may be keys."""
+
+    def use(self) -> None:
+        """Let this process know the stores as the other one does."""
+        fsspec_settings(self.fsspec)
+        use_settings(self.options)
 
 
 def filesystem(url: str) -> Any:
@@ -210,15 +241,20 @@ def _own_options(kind: str) -> dict[str, Any]:
     return {"config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": MANY}}
 
 
-def _call(store: Any, name: str, *args: Any, **options: Any) -> Any:
-    """Call a method of a file system; an asynchronous one is stopped at the time-out."""
+def _call(store: Any, name: str, *args: Any, carries: int | None = 0, **options: Any) -> Any:
+    """Call a method of a file system; an asynchronous one is stopped at the time-out.
+
+    `carries` says how many bytes are on their way, which may take as long as so many requests for blocks. None is for
+    a number that nobody knows.
+    """
     from fsspec.asyn import AsyncFileSystem, sync
 
     coroutine = getattr(store, f"_{name}", None)
     if isinstance(store, AsyncFileSystem) and store.async_impl and inspect.iscoroutinefunction(coroutine):
         if hasattr(store, "retries"):
             store.retries = 1
-        return sync(store.loop, coroutine, *args, timeout=store_settings().timeout, **options)
+        timeout = store_settings().timeout * (MOST_BLOCKS if carries is None else 1 + carries / BLOCK)
+        return sync(store.loop, coroutine, *args, timeout=timeout, **options)
     return getattr(store, name)(*args, **options)
 
 
@@ -250,6 +286,11 @@ def _final_error(url: str, action: str, error: Exception, tries: int) -> RemoteE
     name = type(error).__name__
     if "NoSuchBucket" in text or "bucket does not exist" in text or "ContainerNotFound" in text:
         return RemoteError(url, action, "there is no such bucket", "Check its name, or make it first", tries)
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None and kind_of(url) in ("http", "https"):
+        error = cause if isinstance(cause, Exception) else error  # which may be that the server is busy
+        if getattr(error, "status", None) in (404, 410):
+            return NoSuchObject(url, action, "there is no such object", "Check the name", tries)
     if isinstance(error, FileNotFoundError):
         return NoSuchObject(url, action, "there is no such object", "Check the name", tries)
     if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError"):
@@ -267,7 +308,7 @@ def _final_error(url: str, action: str, error: Exception, tries: int) -> RemoteE
 def object_info(url: str) -> StoredObject:
     """Return what the store says of an object."""
     info = _ask(url, "read", lambda store: _fresh_info(store, url))
-    return _stored_object(info)
+    return _stored_object(info, kind_of(url))
 
 
 def _fresh_info(store: Any, url: str) -> dict[str, Any]:
@@ -275,35 +316,39 @@ def _fresh_info(store: Any, url: str) -> dict[str, Any]:
     return dict(_call(store, "info", store._strip_protocol(url)))
 
 
-def _stored_object(info: Mapping[str, Any]) -> StoredObject:
+def _stored_object(info: Mapping[str, Any], kind: str) -> StoredObject:
+    is_web = kind in ("http", "https")
+    size = info.get("size")
     tag = str(info.get("ETag") or info.get("etag") or "").strip('"')
+    changed = _time_of_change(info)
+    version = tag or info.get("blob_id") or info.get("Content-MD5") or info.get("Digest") or changed or ""
+    return StoredObject(
+        size=None if is_web and size is None else int(size or 0),
+        version=str(version),
+        md5=_md5(info, tag, kind),
+        changed=changed,
+        has_ranges=not is_web or bool(info.get("partial")),
+    )
+
+
+def _time_of_change(info: Mapping[str, Any]) -> float:
+    """Return when an object was written, in seconds; 0 where the store does not say it."""
     names = ("LastModified", "last_modified", "updated", "mtime", "created")
     changed = next((info[name] for name in names if info.get(name)), 0.0)
     if isinstance(changed, str):
         changed = datetime.fromisoformat(changed.replace("Z", "+00:00"))
-    if isinstance(changed, datetime):
-        changed = changed.timestamp()
+    return changed.timestamp() if isinstance(changed, datetime) else float(changed)
+
+
+def _md5(info: Mapping[str, Any], tag: str, kind: str) -> str:
+    """Return the MD5 that a store says of an object; empty where it says none."""
     content = (info.get("content_settings") or {}).get("content_md5")
-    md5 = content.hex() if content else ""
+    if content:
+        return bytes(content).hex()
     if info.get("md5Hash"):
-        md5 = base64.b64decode(info["md5Hash"]).hex()
-    elif "ETag" in info and re.fullmatch(r"[0-9a-f]{32}", tag):
-        md5 = tag
-    return StoredObject(
-        size=int(info.get("size") or 0),
-        version=tag or str(changed),
-        md5=md5,
-        changed=float(changed),
-    )
-
-
-def is_object(url: str) -> bool:
-    """Return whether an object is there."""
-    try:
-        object_info(url)
-    except NoSuchObject:
-        return False
-    return True
+        return base64.b64decode(info["md5Hash"]).hex()
+    is_md5 = kind in ("s3", "s3a") and re.fullmatch(r"[0-9a-f]{32}", tag) is not None
+    return tag if is_md5 else ""
 
 
 def read_object(url: str) -> bytes:
@@ -315,7 +360,8 @@ def read_range(url: str, start: int, stop: int) -> bytes:
     """Return the bytes of an object from `start` up to `stop`; fewer are an error of the store, and asked for again."""
 
     def request(store: Any) -> bytes:
-        data = bytes(_call(store, "cat_file", store._strip_protocol(url), start=start, end=stop))
+        name = store._strip_protocol(url)
+        data = bytes(_call(store, "cat_file", name, start=start, end=stop, carries=stop - start))
         if len(data) > stop - start:  # a server that knows no ranges sends all of it
             data = data[start:stop]
         if len(data) != stop - start:
@@ -370,7 +416,44 @@ def creates_exclusively(url: str, data: bytes) -> bool:
 
 def upload(path: os.PathLike[str], url: str) -> None:
     """Write a local file as an object."""
-    _ask(url, "write", lambda store: _call(store, "put_file", os.fspath(path), store._strip_protocol(url)))
+    size = os.path.getsize(path)
+
+    def request(store: Any) -> None:
+        _call(store, "put_file", os.fspath(path), store._strip_protocol(url), carries=size)
+
+    _ask(url, "write", request)
+
+
+def download(url: str, found: StoredObject, path: os.PathLike[str]) -> None:
+    """Copy an object to a file, several parts at once where the store gives parts.
+
+    Args:
+        url: The object.
+        found: What the store says of it.
+        path: The file, which is written over.
+    """
+    size = found.size
+    if size is None or not (found.has_ranges or size <= BLOCK):
+        _ask(url, "read", lambda store: _whole_file(store, url, path, size))
+        return
+    with open(path, "wb", buffering=0) as file:
+        file.truncate(size)
+
+        def copy_block(start: int) -> None:
+            data = read_range(url, start, min(start + BLOCK, size))
+            written = os.pwrite(file.fileno(), data, start)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+        in_parallel(copy_block, range(0, size, BLOCK), STREAMS)
+
+
+def _whole_file(store: Any, url: str, path: os.PathLike[str], size: int | None) -> None:
+    """Copy an object to a file with one request."""
+    _call(store, "get_file", store._strip_protocol(url), os.fspath(path), carries=size)
+    came = os.path.getsize(path)
+    if size is not None and came != size:
+        raise ConnectionError(f"{size:,} bytes were asked for and {came:,} came")
 
 
 def remove_objects(urls: Sequence[str]) -> None:
@@ -396,7 +479,7 @@ def list_objects(url: str) -> dict[str, StoredObject]:
                 raise
             found = {}
         return {
-            name.removeprefix(root).lstrip("/"): _stored_object(info)
+            name.removeprefix(root).lstrip("/"): _stored_object(info, kind_of(url))
             for name, info in found.items()
             if info.get("type", "file") == "file" and name != root
         }

@@ -106,7 +106,7 @@ def stated_chunks(
         raise DataError(f"{changed} of {len(inputs)} inputs have changed since the build")
     book.compared.append(f"{counted(len(inputs), 'input')} with the hashes of the manifest")
     uncovered = Counter[str]()
-    names = [file.data or file.path for file in planned.files]
+    names = [file.path for file in planned.files]
     names = [name if is_elsewhere(name) else os.path.abspath(name) for name in names]  # workers may run elsewhere
     counts = [PlainCount(name, agent) for name, agent in zip(names, planned.agents, strict=True)]
     for file, count in zip(planned.files, results_of(executor, plain_count, counts), strict=True):

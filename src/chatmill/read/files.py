@@ -207,7 +207,7 @@ def parquet_file(path: Place) -> Iterator[Any]:
 
     try:
         # Without pre-buffering a row group is never in memory as a whole, however large it is.
-        source = path.open() if isinstance(path, Elsewhere) else path
+        source = path.copy() if isinstance(path, Elsewhere) else path
         with pyarrow.parquet.ParquetFile(
             source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as file:

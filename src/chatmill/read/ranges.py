@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import DataError
+from chatmill.errors import ChatmillError, DataError
+from chatmill.files.inputs import StoredInput
 from chatmill.read.files import ROW_BATCH_BYTES, Raw, batch_records, decode_line, parquet_batches
 from chatmill.read.lines import BOM
 
@@ -37,7 +39,10 @@ class Chunk:
     """The name of the records' shape; empty where no record of the file can be decoded."""
     kind: ChunkKind
     data: str
-    """The file that holds the bytes, as an absolute path: the input itself, or a file spooled from it."""
+    """The file that holds the bytes, as an absolute path: the input itself, or a file spooled from it.
+
+    Empty for a file in a store.
+    """
     start: int
     stop: int
     """The range in `data`, without its end, in the unit of `kind`."""
@@ -50,6 +55,8 @@ class Chunk:
     file_bytes: int
     """Of the whole file `data` when the chunk was cut; another size or time since then is an error."""
     file_mtime_ns: int
+    far: StoredInput | None = None
+    """The file that holds the bytes, where it is in a store."""
     digest: str = ""
     """Of its bytes, or of all bytes of the input where those of the chunk were not read by themselves."""
     is_list: bool = False
@@ -78,7 +85,7 @@ def chunk_bytes(chunk: Chunk) -> bytes:
 
     Blank lines and line ends are among them; a byte order mark is taken off the first line of a file.
     """
-    with _unchanged(chunk), open(chunk.data, "rb") as file:
+    with _unchanged(chunk) as path, open(path, "rb") as file:
         file.seek(chunk.start)
         data = file.read(chunk.stop - chunk.start)
     return data.removeprefix(BOM) if chunk.first == 1 else data
@@ -86,8 +93,7 @@ def chunk_bytes(chunk: Chunk) -> bytes:
 
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of a chunk as Arrow batches of about `batch_bytes`; `columns`: only these are read."""
-    path = Path(chunk.data)
-    with _unchanged(chunk):
+    with _unchanged(chunk) as path:
         if path.suffix == ".arrow":
             for batch in spooled_batches(path, chunk.start):
                 yield batch if columns is None else batch.select(columns)
@@ -109,14 +115,19 @@ def spooled_batches(path: Path, start: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _unchanged(chunk: Chunk) -> Iterator[None]:
-    """Checks before and after reading that the file is still the one that the chunk was cut from."""
-    check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
+def _unchanged(chunk: Chunk) -> Iterator[Path]:
+    """Give the file, and check before and after reading that it is still the one that the chunk was cut from."""
+    path = Path(chunk.data) if chunk.far is None else chunk.far.copy()
+    if chunk.far is None:
+        check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
     try:
-        yield
+        yield path
     except OSError as error:
-        raise DataError(f"cannot read {chunk.data}: {error.strerror or error}") from None
-    check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
+        if isinstance(error, ChatmillError):
+            raise
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    if chunk.far is None:
+        check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
 
 
 def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
@@ -124,7 +135,10 @@ def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
     try:
         now = os.stat(path)
     except OSError as error:
-        raise DataError(f"{path} was there when the build began, and now: {error.strerror or error}") from None
+        raise DataError(
+            f"{path} was there when the build began, and now, on {platform.node()}: {error.strerror or error}. Every "
+            "machine that works on a build must see its inputs under the same path; a bucket has the same everywhere"
+        ) from None
     if now.st_size != size:
         change = f"it had {size} bytes and now has {now.st_size}"
     elif now.st_mtime_ns != mtime_ns:
