@@ -368,15 +368,16 @@ def first_step(folder: Path, name: str, model: Any, out: Path, **more: Any) -> d
 
     trainer, config = (getattr(trl, f"{name}{part}") for part in ("Trainer", "Config"))
     result = chatmill.export_dataset(folder, f"trl-{name.lower()}", out / name)
-    made: dict[str, Any] = {"Trainer": trainer, f"{name}Trainer": trainer}
+    made: dict[str, Any] = {f"{name}Trainer": trainer}
     lines = result.config.splitlines()
-    exec("\n".join(line for line in lines if line.startswith(("class Trainer", "    "))), made)
+    exec("\n".join(line for line in lines if line.startswith((f"class Ready{name}Trainer", "    "))), made)
     told = eval(next(line for line in lines if line.startswith(f"{name}Config")), {f"{name}Config": dict})
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
     data = datasets.load_from_disk(str(out / name))["train"]
     options = {"per_device_train_batch_size": len(data), "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
     args = config(str(out / "run"), use_cpu=True, bf16=False, report_to=[], **options, **told)
-    running = made["Trainer"](model=model, args=args, train_dataset=data, processing_class=words, **more)
+    ready = made.get(f"Ready{name}Trainer", trainer)  # the reward trainer takes rows as they are
+    running = ready(model=model, args=args, train_dataset=data, processing_class=words, **more)
     running.train()
     logged: dict[str, Any] = running.state.log_history[0]
     return logged

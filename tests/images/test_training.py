@@ -20,7 +20,7 @@ import transformers
 from PIL import Image
 
 import chatmill
-from chatmill.errors import DataError
+from chatmill.errors import ConfigError, DataError
 from chatmill.train.picture_isolation import check_pictures
 from tests.cli.run import invoke
 from tests.compiler.builds import write_jsonl
@@ -161,7 +161,7 @@ def test_the_lines_that_an_export_prints_train_on_its_pictures(
     first, second = chatmill.export_dataset(data, "hf", tmp_path / "rows", max_length=max_length).config.splitlines()
     model = random_model("qwen3_vl", words.get_vocab())
     told = {"chatmill": chatmill, "tokenizer": words, "model": model}
-    told |= {"MODEL_FOLDER": folder / "qwen3_vl", "FOLDER": folder}
+    assert first.endswith(f"{str(folder / 'qwen3_vl')!r}, images={str(folder)!r})")
     exec(first, told)
     given = eval(second.replace("transformers: Trainer(..., ", "dict("), {**told, "TrainingArguments": dict})
     rows = datasets.load_from_disk(str(tmp_path / "rows"))["train"]
@@ -193,6 +193,22 @@ def test_pictures_that_have_changed_are_an_error_unless_the_dataset_stores_them(
         place.write_bytes(before)
     assert torch.equal(first["pixel_values"], kept["pixel_values"])
     assert (data / "train" / "tokens.bin").read_bytes() == (stored / "train" / "tokens.bin").read_bytes()
+
+
+def test_whole_paths_of_pictures_need_no_folder(folder: Path, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Yes."}]
+    (tmp_path / "qwen3_vl").symlink_to(folder / "qwen3_vl")
+    inner = chatmill.DataCollatorForCausalLM(vocabulary(folder / "qwen3_vl"))
+    collator = chatmill.PictureCollator(inner, folder / "qwen3_vl")
+    for name in (str(folder / "wide.png"), f"file://{folder / 'wide.png'}", "wide.png"):
+        write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat, "images": [name]}])
+        data = built(tmp_path, "qwen3_vl", tmp_path / f"built-{len(name)}", images=str(folder))
+        row = chatmill.to_hf_dataset(data)[0]
+        if name == "wide.png":
+            with pytest.raises(ConfigError, match="give images= the folder of the pictures"):
+                collator([row])
+        else:
+            assert "pixel_values" in collator([row])
 
 
 def test_another_processor_than_that_of_the_build_is_an_error(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.export.arrow_files import Columns, save_splits
 from chatmill.export.pairs import pairs_to_llamafactory
 from chatmill.export.row_layout import RowBatch
+from chatmill.export.trainer_lines import llamafactory_lines
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.headers import MOST_PIXELS, is_turned
 from chatmill.load.pictures import row_pictures
@@ -68,11 +69,7 @@ def to_llamafactory(export: Export) -> None:
 
     names = {split: {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}") for split in plans}
     save_splits(export, plans, columns, names=names)
-    is_packed, longest = max((rows.packed, rows.longest) for rows in plans.values())
-    export.config += ["stage: sft", "tokenized_path: {out}", f"cutoff_len: {longest}"]
-    export.config += ["neat_packing: true"] if is_packed else []
-    if shows:  # else it resizes pictures, and their tokens are others
-        export.config += [f"image_max_pixels: {MOST_PIXELS}", "image_min_pixels: 1"]
+    export.config += llamafactory_lines(export.facts(plans, most_pixels=MOST_PIXELS))
 
 
 def _width(capacity: int) -> int:

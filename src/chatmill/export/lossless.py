@@ -10,18 +10,14 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.export.arrow_files import Columns, save_splits, write_parquet
 from chatmill.export.row_layout import RowBatch
 from chatmill.export.targets import FACTS, has_other_weights
+from chatmill.export.trainer_lines import TRAINER_PACKED, TRL_PACKED, RowFacts, hf_lines, trl_lines
+from chatmill.images.files import picture_folder
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_values
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
 
-TRL_PACKED = "SFTConfig(padding_free=True, max_length=None)  # without padding_free documents see each other"
-TRAINER_PACKED = (
-    "rows.map(chatmill.trainer_columns, batched=True), and "
-    "Trainer(data_collator=chatmill.DataCollatorForCausalLM(tokenizer, model=model))"
-)
-"""What trainers must be told about packed rows."""
 OTHER_WEIGHTS = (
     "labels only say trained or not: {:,} tokens have another weight than 0 and 1, which is in the column "
     "loss_weights; a trainer that reads labels alone does not see it"
@@ -30,20 +26,11 @@ TREES = (
     "rows are trees: train on them with masks made of position_ids and ends (DataCollatorForCausalLM with model=...); "
     "a trainer that ignores these columns reads branches as one text"
 )
-TREE_LINES = (
-    "collator = chatmill.DataCollatorForCausalLM(tokenizer, model=model)  # a model with sdpa, eager or flex_attention",
-    "TRL: SFTTrainer(..., data_collator=collator, args=SFTConfig(remove_unused_columns=False, max_length=None))",
-    "transformers: Trainer(..., data_collator=collator, args=TrainingArguments(remove_unused_columns=False))",
-)
 NO_TREES = (
     "# {} has recurrent layers, which carry a state from one branch to the next: it cannot be trained on trees. "
     "Export again with --trees expand"
 )
-PICTURE_LINES = (
-    "collator = chatmill.PictureCollator({}, MODEL_FOLDER, images=FOLDER)  # without images= where they are stored",
-    "transformers: Trainer(..., data_collator=collator, args=TrainingArguments(remove_unused_columns=False))",
-)
-"""What trainers must be told about rows of trees, and about rows with pictures, packed or not."""
+"""In place of the lines for trees."""
 TREE_COLUMNS = ("position_ids", "ends")
 """What rows of trees have besides ids and labels."""
 
@@ -55,26 +42,22 @@ def to_parquet(export: Export, *, teacher: bool = False) -> None:
 
 def to_hf(export: Export, *, teacher: bool = False) -> None:
     """Write what `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
-    is_packed = _save(export, teacher=teacher)
-    splits = export.source.splits.values()
-    if any(documents.has_trees for documents in splits):
-        export.config = list(TREE_LINES) if export.hybrid is None else [NO_TREES.format(export.hybrid.kind)]
-    elif any(documents.has_pictures for documents in splits):
-        inner = "tokenizer, model=model" if is_packed else "tokenizer"
-        export.config = [line.format(f"chatmill.DataCollatorForCausalLM({inner})") for line in PICTURE_LINES]
-    elif is_packed and not export.config:  # a hybrid model has had its own lines
-        export.config = [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
+    facts = _save(export, teacher=teacher)
+    if facts.has_trees and export.hybrid is not None:
+        export.config = [NO_TREES.format(export.hybrid.kind)]
+    elif facts.has_trees or facts.has_images or not export.config:  # a packed hybrid has had its own lines
+        export.config = hf_lines(facts)
 
 
 def to_trl(export: Export) -> None:
     """Write the same folder, with what TRL's `SFTTrainer` must be told about it."""
-    packed = _save(export, teacher=False)
+    facts = _save(export, teacher=False)
     if not export.config:
-        export.config = [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
+        export.config = trl_lines(facts)
 
 
-def _save(export: Export, *, teacher: bool) -> bool:
-    """Write the splits for `datasets.load_from_disk`; whether rows hold several documents."""
+def _save(export: Export, *, teacher: bool) -> RowFacts:
+    """Write the splits for `datasets.load_from_disk`; return what the lines for trainers depend on."""
     columns, plans = StoredColumns(export, labels=True, teacher=teacher), export.rows()
     save_splits(export, plans, columns.of)
     for rows in plans.values():
@@ -82,7 +65,19 @@ def _save(export: Export, *, teacher: bool) -> bool:
             _tell_keys(export)
         if rows.capacity is not None:
             export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, is in export.json alone")
-    return any(rows.packed for rows in plans.values())
+    return export.facts(plans, image_folder=_image_folder(export))
+
+
+def _image_folder(export: Export) -> str:
+    """Find the folder that the paths of images start from; empty where the images are stored, or there are none."""
+    recipe = export.source.about.get("recipe", {})
+    has_images = any(documents.has_pictures for documents in export.source.splits.values())
+    if not has_images or recipe.get("store_images"):
+        return ""
+    patterns: list[str] = []
+    for source in recipe.get("sources", ()):
+        patterns += [source["path"]] if isinstance(source["path"], str) else source["path"]
+    return picture_folder(recipe.get("images"), patterns) or "FOLDER"
 
 
 def _tell_keys(export: Export) -> None:

@@ -15,6 +15,7 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.arrow_files import Columns, save_splits
 from chatmill.export.row_layout import RowBatch, RowPlan, arrow_lists
+from chatmill.export.trainer_lines import dpo_lines, kto_lines, llamafactory_pair_lines, reward_lines
 from chatmill.store.split import Split
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def to_trl_dpo(export: Export) -> None:
         }
 
     _save(export, columns, _pairs)
-    export.config += _unprepared("DPOTrainer", "DPOConfig(max_length=None)")
+    export.config += dpo_lines(export.facts())
 
 
 def to_trl_kto(export: Export) -> None:
@@ -57,7 +58,7 @@ def to_trl_kto(export: Export) -> None:
         }
 
     _save(export, columns)
-    export.config += _unprepared("KTOTrainer", 'KTOConfig(max_length=None, loss_type="apo_zero_unpaired")')
+    export.config += kto_lines(export.facts())
     export.say("KL_completion_ids, which the loss `kto` reads, depend on the batch size: add them with `rows.map`")
 
 
@@ -81,7 +82,7 @@ def to_trl_reward(export: Export) -> None:
         return table
 
     _save(export, columns, _pairs, held=("side", "margin"))
-    export.config += ["RewardConfig(max_length=None)"]
+    export.config += reward_lines(export.facts())
 
 
 def pairs_to_llamafactory(export: Export) -> None:
@@ -108,16 +109,7 @@ def pairs_to_llamafactory(export: Export) -> None:
         }
 
     _save(export, columns, _pairs if has_pairs else None, {"val": "validation"})
-    stage = "dpo  # or rm" if has_pairs else "kto"
-    export.config += [f"stage: {stage}", "tokenized_path: {out}", f"cutoff_len: {export.longest_document}"]
-
-
-def _unprepared(trainer: str, config: str) -> list[str]:
-    return [
-        f"class Trainer({trainer}):  # which tokenizes every dataset that it is given",
-        "    def _prepare_dataset(self, dataset, *args): return dataset",
-        config,
-    ]
+    export.config += llamafactory_pair_lines(export.facts(has_pairs=has_pairs))
 
 
 class _Parts:

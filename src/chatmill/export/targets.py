@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from chatmill.core.checksums import FileRecord
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import RowBatch, RowPlan
+from chatmill.export.trainer_lines import RowFacts
 from chatmill.load.model_needs import HybridModel
 from chatmill.load.teacher import whole_teacher
 from chatmill.pack.plan import plan
@@ -200,7 +202,29 @@ class Export:
     @property
     def main_split(self) -> str:
         """The split that a trainer trains on: `train`, or the first if there is no such split."""
-        return "train" if "train" in self.source.splits else next(iter(self.source.splits))
+        return self.facts().main_split
+
+    def facts(self, plans: Mapping[str, RowPlan] | None = None, **known: Any) -> RowFacts:
+        """Collect what the lines for a trainer depend on.
+
+        Args:
+            plans: Rows of each split; default: one document a row.
+            known: Facts that the target knows.
+        """
+        splits = self.source.splits
+        longest = self.longest_document
+        rows = [] if plans is None else list(plans.values())
+        recipe = self.source.about.get("recipe", {})
+        return RowFacts(
+            splits=tuple(splits),
+            is_packed=any(row.packed for row in rows),
+            longest=longest,
+            row=max((row.longest for row in rows), default=longest),
+            has_trees=any(documents.has_trees for documents in splits.values()),
+            has_images=any(documents.has_pictures for documents in splits.values()),
+            model=recipe.get("tokenizer") or RowFacts.model,
+            **known,
+        )
 
     @property
     def longest_document(self) -> int:

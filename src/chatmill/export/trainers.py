@@ -13,6 +13,13 @@ from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
 from chatmill.export.arrow_files import Columns, save_dataset, write_parquet
 from chatmill.export.row_layout import RowBatch, RowPlan
+from chatmill.export.trainer_lines import (
+    axolotl_lines,
+    levanter_lines,
+    megatron_bridge_lines,
+    skyrl_lines,
+    torchtitan_lines,
+)
 from chatmill.load.row_source import ARRAYS
 from chatmill.load.teacher import entry_lists
 
@@ -41,11 +48,7 @@ def to_axolotl(export: Export, *, teacher: bool = False) -> None:
 
     for split, rows in export.documents("Axolotl").items():
         save_dataset(export, split, rows, columns, export.folder / split)
-    for split, key in (("train", "datasets"), ("val", "test_datasets")):
-        if split in export.source.splits:
-            export.config += [f"{key}:", f"  - path: {{out}}/{split}", "    type:"]
-    longest = export.longest_document
-    export.config += [f"sequence_len: {longest}  # or more; Axolotl drops longer documents", "sample_packing: true"]
+    export.config += axolotl_lines(export.facts())
     if teacher:
         export.config += ["plugins:", "  - axolotl.integrations.kd.KDPlugin", "kd_trainer: true", "kd_temperature: 1.0"]
 
@@ -88,17 +91,7 @@ def to_megatron_bridge(export: Export) -> None:
             "which token ends a text is not known of this dataset; Megatron Bridge trains no token that follows the "
             "eos of its tokenizer"
         )
-    longest = max(rows.longest for rows in plans.values())
-    export.config += [
-        "# arguments of GPTSFTDatasetConfig",
-        f"seq_length={longest},",
-        "enable_offline_packing=True,",
-        "offline_packing_specs=PackedSequenceSpecs(",
-        f"    packed_sequence_size={longest},",
-        *(f'    packed_{split}_data_path="{{out}}/{split}",' for split in ("train", "val") if split in plans),
-        f'    packed_metadata_path="{{out}}/{METADATA}",',
-        "),",
-    ]
+    export.config += megatron_bridge_lines(export.facts(plans))
 
 
 def _sizes(rows: RowPlan) -> dict[str, int]:
@@ -129,9 +122,7 @@ def to_skyrl(export: Export) -> None:
         return {"input_ids": batch.per_token(batch.ids), "loss_mask": batch.per_token(trained.astype(np.int8))}
 
     write_parquet(export, export.documents("SkyRL"), columns)
-    export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]  # SkyRL 0.4.0 or later']
-    export.config += ['eval_pretokenized_dataset_paths: ["{out}/val"]'] if "val" in export.source.splits else []
-    export.config += [f"max_length: {export.longest_document}  # or more; SkyRL cuts longer documents"]
+    export.config += skyrl_lines(export.facts())
 
 
 def to_levanter(export: Export) -> None:
@@ -153,21 +144,7 @@ def to_levanter(export: Export) -> None:
         }
 
     write_parquet(export, plans, columns)
-    packed = any(rows.packed for rows in plans.values())
-    export.config += [
-        "data:",
-        f"  block_cross_document_attention: {'true' if packed else 'false'}",
-        "  components:",
-        "    chats:",
-        "      source:",
-        "        type: url",
-        f'        train_urls: ["{{out}}/{export.main_split}/*.parquet"]',
-        *(['        validation_urls: ["{out}/val/*.parquet"]'] if "val" in plans else []),
-        "      format:",
-        "        type: prebuilt",
-        "        loss_weights_key: loss_weights",
-        f"train_seq_len: {max(rows.width for rows in plans.values())}",
-    ]
+    export.config += levanter_lines(export.facts(plans))
 
 
 def _refuse_documents_that_would_mix(export: Export, batch: RowBatch) -> None:
@@ -203,12 +180,4 @@ def to_torchtitan(export: Export) -> None:
             for array, block in zip(arrays, values, strict=True):
                 array[done : done + len(batch)] = block.reshape(-1, rows.width)
             done += len(batch)
-    export.config += [
-        "from chatmill.torchtitan import ChatmillDataLoader",
-        f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
-        f"training.seq_len = {max(rows.width for rows in plans.values())}  # main branch: training.max_context_length",
-    ]
-    if any(rows.packed for rows in plans.values()):
-        export.config += [
-            "# attention: flex or varlen. torchtitan gives sdpa no mask, and documents would see each other"
-        ]
+    export.config += torchtitan_lines(export.facts(plans))

@@ -60,9 +60,9 @@ def row_pictures(dataset: Split, numbers: Ints, lengths: Ints, borders: Ints) ->
 class PictureCollator:
     """Adds to the batches of another collator what a model needs to see the pictures of their rows.
 
-    `model` is the model's folder; `images` the folder that the paths of pictures start from (not needed where the
-    dataset stores their bytes). A picture whose bytes have changed since the build, or of which the processor makes
-    another grid, is an error.
+    `model` is the model's folder; `images` the folder that the paths of pictures start from (not needed for whole
+    paths, nor where the dataset stores their bytes). A picture whose bytes have changed since the build, or of which
+    the processor makes another grid, is an error.
     """
 
     def __init__(
@@ -113,10 +113,21 @@ class PictureCollator:
         if picture.data is not None:
             data = bytes(feature["image_bytes"][picture.data[0] : sum(picture.data)])
         else:
-            data = read_picture(picture.place, None if self._images is None else os.fspath(self._images))
+            data = read_picture(picture.place, self._folder_of(picture.place))
         if picture_hash(data) != picture.hash:
             raise DataError(f"the picture {picture.place} has changed since the dataset was built: build it again")
         return data
+
+    def _folder_of(self, place: str) -> str:
+        """Find the folder that the path of a picture starts from; a whole path needs none."""
+        if self._images is not None:
+            return os.fspath(self._images)
+        if not os.path.isabs(place.removeprefix("file://")):
+            raise ConfigError(
+                f"the picture {place} is a path, and nothing says where it starts: give images= the folder of the "
+                "pictures, or build with store_images, which keeps their bytes"
+            )
+        return os.path.sep
 
     def _pixels(self, documents: Sequence[Sequence[tuple[StoredPicture, bytes]]]) -> dict[str, Any]:
         """Process all pictures of a batch, and compare their grids with those of the build."""

@@ -130,12 +130,23 @@ def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:
     return (*before, *messages[end:])
 
 
+def label_of(record: Mapping[str, Any]) -> bool | None:
+    """Read whether people liked the answer of a record; None if it does not say so.
+
+    Tables of texts, such as CSV files, spell the two values.
+    """
+    label = record.get(LABEL)
+    if isinstance(label, str):
+        return {"true": True, "false": False}.get(label.strip().lower())
+    return label if isinstance(label, bool) else None
+
+
 def labelled(record: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], Side]:
     """A conversation whose label says whether people liked what follows its last user message, which is trained."""
-    label = record.get(LABEL)
-    if not isinstance(label, bool):
+    label = label_of(record)
+    if label is None:
         rule = "with preferences: pairs a record has 'chosen' and 'rejected', or a 'label' that is true or false"
-        raise mistyped(rule, label, code="label_type", path=LABEL)
+        raise mistyped(rule, record.get(LABEL), code="label_type", path=LABEL)
     last = max((place for place, message in enumerate(messages) if message.role is Role.USER), default=0)
     return as_context(messages, last), Side.LIKED if label else Side.DISLIKED
 

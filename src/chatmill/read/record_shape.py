@@ -33,7 +33,7 @@ from chatmill.json_values import TOO_DEEP, decoded_text
 from chatmill.read.agents.branches import refusal
 from chatmill.read.files import Raw, without_nulls
 from chatmill.read.part_shapes import plain_messages, plain_tool
-from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
+from chatmill.read.preferences import LABEL, after_system, label_of, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
@@ -249,7 +249,7 @@ def _unused(record: Record, shape: Shape) -> dict[str, Any]:
     """Fields that mean nothing, and lists of messages besides the one that is read."""
     read = shape.list_of(record) if shape.reader is None else None
     others = () if read is None else tuple(key for key in (shape.nested, *shape.lists) if key != read)
-    is_liked = record.get(LABEL) is True  # which says no more than that the answer is a good one
+    is_liked = label_of(record) is True  # which says no more than that the answer is a good one
     return {
         key: value
         for key, value in record.items()
@@ -261,7 +261,7 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
     """`RecordError` for what must not be trained as it is: sound, video, and answers that people did not like."""
     named = shape.fields  # what a shape gives a meaning to has no other one
     refuse_media({key: record[key] for key in ("videos", "audios") if key in record and key not in named})
-    if record.get(LABEL) is False and LABEL not in named:
+    if label_of(record) is False and LABEL not in named:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
             "records out with preferences: chosen (--set preferences=chosen), or keep labels with preferences: pairs",
