@@ -175,8 +175,10 @@ class ModelTemplate:
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from None
         except LimitError as error:
             raise ConfigError(f"template {self.name!r} was stopped: {error.message}") from None
-        except (RecursionError, SyntaxError, MemoryError):
+        except (RecursionError, MemoryError):
             raise ConfigError(f"template {self.name!r} is nested too deeply to be compiled") from None
+        except SyntaxError as error:
+            raise ConfigError(f"template {self.name!r} cannot be compiled to Python: {error.msg}") from None
         for name, value in self.given.options.items():
             if isinstance(value, str) and (match := self.specials.search(value)):
                 raise ConfigError(f"the option {name!r} spells the control token {match.group()!r}, which is no text")

@@ -181,6 +181,16 @@ def test_no_text_is_a_place_in_memory(value: str, form: str) -> None:
         )
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e999 - 1e999"])
+def test_a_number_that_jinja_writes_as_a_name_costs_each_record_alone(number: str) -> None:
+    """`inf` and `nan` are no names of Python: transformers fails on them, too."""
+    text = "{% set n = NUMBER %}{% for m in messages %}<|im_start|>{{ m.content }}{{ n }}<|im_end|>{% endfor %}"
+    template = of_text(text.replace("NUMBER", number))
+    rendered = render([CONVERSATION, CONVERSATION], template, collect_failures=True)
+    assert [error.code for _, error in rendered.failed] == ["template_refused"] * 2
+    assert "NameError" in str(rendered.failed[0][1])
+
+
 def test_a_deep_template_is_one_error() -> None:
     assert isinstance(failure("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"), RecordError | ConfigError)
 

@@ -166,6 +166,40 @@ AIMED = {
         "{% set ns = namespace(names={}) %}||{{ ns.names[m.tool_call_id] }}"
         "||{% for c in m.tool_calls %}{% set ns.names = dict(ns.names, **{c.id: c.function.name}) %}{% endfor %}"
     ),
+    "a list that is the same object": "{% set a = [1] %}{% set b = a if has_system else [1] %}||{{ a is sameas b }}",
+    "a list that is the same object, in a macro": (
+        "{% set a = [1] %}{% set b = a if has_system else [1] %}{% macro w() %}{{ a is sameas b }}{% endmacro %}"
+        "||{{ w() }}"
+    ),
+    "a list among others that is the same object": (
+        "{% set a = [1] %}{% set b = [a, [1]] if has_system else [[1], [1]] %}||{{ b|select('sameas', a)|list|length }}"
+    ),
+    "undefined names that are the same object": (
+        "{% set a = nothing %}{% set b = a if has_system else nothing %}||{{ a is sameas b }}"
+    ),
+    "a namespace that is the same one": (
+        "{% set a = namespace(x=1) %}{% set b = a if has_system else namespace(x=1) %}||{{ a == b }}{{ a in [b] }}"
+    ),
+    "a number that is equal to nothing": (
+        "{% set t = 'nan' %}{% set n = t|float %}{% set l = [n] if has_system else [t|float] %}||{{ n in l }}"
+    ),
+    "a macro that is defined twice by one statement": (
+        "{% set ns = namespace(l=[]) %}{% for t in 'ab' %}{% macro w() %}{% endmacro %}{% set ns.l = ns.l + [w] %}"
+        "{% endfor %}{% set l = ns.l if has_system else [ns.l[0], ns.l[0]] %}||{{ l[0] == l[1] }}"
+    ),
+    "a macro that a turn keeps for the next one": (
+        "{% set ns = namespace(f=none) %}||{{ ns.f() }}"
+        "||{% macro w() %}{{ m.role }}{{ has_system }}{% endmacro %}{% set ns.f = w %}"
+    ),
+    "varargs in a loop inside of the loop": (
+        "{% set varargs = 'T' if has_system else 'N' %}{% macro w() %}{{ varargs|length }}{% endmacro %}"
+        "||{% for n in messages %}{% if loop.first %}{{ varargs }}{{ w(1) }}{% endif %}{% endfor %}"
+    ),
+    "kwargs as an item of a loop inside of the loop": (
+        "{% set kwargs = 'T' if has_system else 'N' %}{% macro w() %}{{ kwargs|length }}{% endmacro %}"
+        "||{{ kwargs }}{% for kwargs in messages %}{% if loop.first %}{{ kwargs.role }}{{ w(a=1) }}{% endif %}"
+        "{% endfor %}"
+    ),
     "a namespace in a list": (
         "{% set ns = namespace(k=none) %}||{% if ns.k %}{{ ns.k[0].x }}{% endif %}"
         "||{% set inner = namespace(x='T' if has_system else 'N') %}{% set ns.k = [inner] %}"

@@ -22,6 +22,7 @@ recipe with the turn that made it and the numbers it had then. Kinds of recipes,
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any, NamedTuple
 
 from jinja2.runtime import Macro, Undefined
@@ -65,6 +66,8 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     if kind in _PLAIN:
         return ("plain", kind.__name__, value)
     if kind is float:
+        if isnan(value):
+            raise Unfollowed("a number that is equal to nothing, but to itself in a list, outlives a turn")
         return ("float", value.hex())
     if kind is Traced:
         parts = parts_of(value, turn.own)
@@ -113,6 +116,8 @@ def _recipe_of_callable(value: Any, turn: Turn) -> Recipe:
         function = value._func
         if function.__qualname__ != "root.<locals>.macro":
             raise Unfollowed("a macro that another one has made outlives its turn")
+        if turn.run.macros.setdefault(function.__code__, value) is not value:
+            raise Unfollowed("a macro that is defined again and again outlives its turn")
         return ("macro", function.__code__)
     owner = getattr(value, "__self__", None)
     if owner is None or getattr(owner, value.__name__, None) != value:

@@ -90,15 +90,17 @@ class _Hooks:
         if _leaves_early(body):
             once = nodes.Name(ONCE, "store")
             body = [nodes.For(once, nodes.Const((0,)), _with_breaks(body), [], None, False).set_lineno(line)]
-        free = sorted(self._read_by(body) - {node.target.name, loop, ONCE})
-        renamed = {name: OURS + name for name in OF_MACROS.intersection([node.target.name, *free])}
+        target = _of_template(node.target.name)
+        free = sorted(set(map(_of_template, self._read_by(body))) - {target, loop, ONCE})
+        renamed = {name: OURS + name for name in OF_MACROS.intersection([target, *free])}
         _rename_outside_macros(body, renamed)
         variables = tuple((name, self._variable(name)) for name in free)
         around = self._unchanged
-        self._unchanged = set(free) - _assigned_in(body)
+        values = free if around is None else [renamed.get(name, name) for name in free]
+        self._unchanged = set(free) - set(map(_of_template, _assigned_in(body)))
         inner = self.body(body)
         self._unchanged = around
-        handed = [renamed.get(node.target.name, node.target.name), loop, *[renamed.get(name, name) for name in free]]
+        handed = [renamed.get(target, target), loop, *[renamed.get(name, name) for name in free]]
         macro = nodes.Macro(f"{TURN}{number}", [nodes.Name(name, "param") for name in handed], [], inner)
         run = nodes.Call(
             nodes.EnvironmentAttribute("run_loop"),
@@ -106,7 +108,7 @@ class _Hooks:
                 nodes.Const(number),
                 nodes.Const(variables),
                 node.iter,
-                nodes.Tuple([nodes.Name(name, "load") for name in free], "load"),
+                nodes.Tuple([nodes.Name(name, "load") for name in values], "load"),
                 nodes.Name(f"{TURN}{number}", "load"),
             ],
             [],
@@ -129,6 +131,12 @@ class _Hooks:
             if more == names:
                 return names
             names = more
+
+
+def _of_template(name: str) -> str:
+    """Return a name as the template has it, which a loop around this one may have renamed."""
+    own = name.removeprefix(OURS)
+    return own if own in OF_MACROS else name
 
 
 def _reads_of_macros(template: nodes.Template) -> dict[str, set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -88,9 +89,10 @@ class TemplateRunner:
 
         `keys` know what the keys of records are made of; None as long as nobody does.
         """
+        self._source = source
         self._given_by_record = tuple(given_by_record)
         self._sandboxes, self._keys = sandboxes, keys
-        self._traced_template = sandboxes.tracing.template(source)
+        self._hooked_template = sandboxes.tracing.hooked_template(source)
         self._plain_template = sandboxes.plain.template(source)
         self._reads_prompt = "add_generation_prompt" in source  # else P(i) is A(i - 1)
         self.variables = dict(variables)
@@ -283,7 +285,7 @@ class TemplateRunner:
         def code() -> str:
             tools = list(view.conversation.tools) or None
             tools_shown = None if tools is None else wrapped(tools, ("tools",), run)
-            return sandbox.render(self._traced_template, self._values(MessagesView(run), tools_shown, prompt, run))
+            return sandbox.render(self._hooked_template, self._values(MessagesView(run), tools_shown, prompt, run))
 
         try:
             return self.segments.located(run.hooked(key, code), count)
@@ -332,7 +334,7 @@ class TemplateRunner:
         messages, tools = view.values(count, notes)
         sandbox.run = None
         try:
-            text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
+            text = sandbox.render(self._whole_template, self._values(messages, tools, prompt, notes))
             parts = parts_of(text, ROOT)
             outputs = [(self.segments.number(parts), ROOT)] if parts else []
             self._compare(view, count, prompt, outputs)
@@ -345,6 +347,11 @@ class TemplateRunner:
             return _lost(error) if isinstance(error, OriginLost) else refusal
         self._refuse_many_steps(view, sandbox.budget.steps_taken)
         return outputs
+
+    @cached_property
+    def _whole_template(self) -> jinja2.Template:
+        """The template with its loops as they are: a macro that a turn keeps reads what the next turn has."""
+        return self._sandboxes.tracing.template(self._source)
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         """Return the rendering of the first messages, with or without the generation prompt."""

@@ -51,8 +51,8 @@ MAX_DATE_FORM = 1_000
 """Characters of what says how a date is written."""
 MAX_SAID = 10_000
 """Characters of what a template says when it refuses a conversation."""
-FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""How a template fails on a conversation."""
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError)
+"""How a template fails on a conversation; a name that Python lacks is `inf`, which Jinja writes for 1e999."""
 OF_MAPPINGS = frozenset(dir(dict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})

@@ -72,6 +72,8 @@ PASSING_FILTERS = frozenset(
 TEXTUAL = (Traced, RecordValue)
 """Types that are written as a text of the record."""
 TEXTS = frozenset({str, Traced})
+SINGLE = frozenset({bool, type(None)})
+"""Types whose equal values are one object."""
 TRACED_STEPS = 6
 """Steps of what is asked or made of a text of the record, beside those of a plain one."""
 
@@ -89,13 +91,12 @@ class TracingSandbox(PlainSandbox):
     texts = TEXTS
     run: TurnRun | None = None
     """Where loops over messages run; None where messages are lists."""
-    breaks = False
 
     def __init__(self, today: date | None = None, controls: ControlNames = NO_CONTROLS) -> None:
         """`today` as for `PlainSandbox`; `controls` are the tokens that templates may write."""
         super().__init__(today)
         self.controls = controls
-        self.tests |= {"sameas": self._weighing(_is_same), "sequence": _is_sequence}
+        self.tests |= {"sameas": self._weighing(self._is_same), "sequence": _is_sequence}
         self.tests |= {
             name: _unless_safe(dict[str, Any](self.tests)[name]) for name in ("string", "escaped", "iterable")
         }
@@ -114,8 +115,8 @@ class TracingSandbox(PlainSandbox):
         }
         return {name: own.get(name) or _tracing(filter_, name) for name, filter_ in filters.items()}
 
-    def template(self, source: str) -> jinja2.Template:
-        """Return a template that runs here."""
+    def hooked_template(self, source: str) -> jinja2.Template:
+        """Return a template whose loops over messages run in a `TurnRun`."""
         return self.template_class.from_code(self, _hooked_code(source), self.make_globals(None), None)
 
     # ---- loops over messages
@@ -124,10 +125,11 @@ class TracingSandbox(PlainSandbox):
         self, site: int, names: tuple[tuple[str, str], ...], iterable: Any, values: tuple[Any, ...], body: Any
     ) -> str:
         """Run a loop: over messages turn by turn, over anything else as Jinja does."""
-        if self.run is not None and type(iterable) in (MessagesView, PositionRange):
+        assert self.run is not None
+        if type(iterable) in (MessagesView, PositionRange):
             return self.run.run_loop(site, names, iterable, values, body)
         written = []
-        turn = self._turn()
+        turn = self.run.turn
         for item, loop in LoopContext(self.counted(iterable, 0), self.undefined):
             written.append(body(item, loop, *values))
             if turn.breaks:
@@ -141,11 +143,9 @@ class TracingSandbox(PlainSandbox):
 
     def break_loop(self) -> str:
         """End the loop that runs after this turn."""
-        self._turn().breaks = True
+        assert self.run is not None
+        self.run.turn.breaks = True
         return ""
-
-    def _turn(self) -> Any:
-        return self if self.run is None else self.run.turn
 
     def _space(self, *arguments: Any, **named: Any) -> Any:
         if self.run is None:
@@ -154,6 +154,15 @@ class TracingSandbox(PlainSandbox):
         for name in values:
             _refuse_underscore(name)
         return self.run.make_space(values)
+
+    def _is_same(self, value: Any, other: Any) -> bool:
+        """Return the test `sameas`. Which equal values are one object is no part of what a turn remembers."""
+        note_exact([value, other])
+        ours, theirs = (side._raw if isinstance(side, RecordValue | Measure) else side for side in (value, other))
+        is_decided = any(type(side) in SINGLE for side in (ours, theirs))
+        if self.run is not None and not is_decided:
+            raise Unfollowed("two values are compared by the test sameas")
+        return ours is theirs
 
     # ---- operators
 
@@ -422,13 +431,6 @@ def _unless_safe(test: Callable[..., Any]) -> Callable[[Any], Any]:
         return test(value)
 
     return asked
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    """Return the test `sameas`: every look at a value of the record makes a new traced one."""
-    note_exact([value, other])
-    ours, theirs = (side._raw if isinstance(side, RecordValue | Measure) else side for side in (value, other))
-    return ours is theirs
 
 
 def _is_sequence(value: Any) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from types import CodeType
 from typing import Any
+
+from jinja2.runtime import Macro
 
 from chatmill.core.conversation import Message
 from chatmill.render.jinja.expressions import Notes, Path, Question
@@ -66,6 +69,8 @@ class Replies(Notes):
         """Namespaces, by the `Kept` values that they hold."""
         self.views: dict[Address, Any] = {}
         """Messages that the template was given."""
+        self.macros: dict[CodeType, Macro] = {}
+        """Macros of the template that outlive a turn, by the place where they are defined."""
 
     @cached_property
     def messages(self) -> Sequence[Message]:

@@ -281,5 +281,11 @@ class Space(jinja2.utils.Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         self._write(self._number, name, value)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self._number == other._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
     def __repr__(self) -> str:
         raise Unfollowed("a namespace is printed")
