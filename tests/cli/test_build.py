@@ -62,7 +62,7 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     assert line in " ".join(done.out.split())
     assert made["sources"][0] | {"path": 0} == {
         "path": 0, "shape": "openai", "name": None, "weight": 1.0, "where": None, "max_records": None,
-        "history": None, "pick": None, "tools_file": None, "system_file": None, "unknown_prompt": "refuse",
+        "pick": None, "tools_file": None, "system_file": None, "unknown_prompt": "refuse",
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
     assert made["packing"] == {"max_length": 128, "overflow": "cut"}

@@ -19,7 +19,6 @@ import pytest
 import chatmill
 from chatmill.compiler import manifest
 from chatmill.compiler.chunk_job import ChunkPiece
-from chatmill.compiler.histories import History
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.manifest import build_fingerprint, chunk_fingerprints
 from chatmill.compiler.recipe import Recipe, Source, recipe_of
@@ -197,7 +196,7 @@ def test_every_option_of_a_template_is_in_its_fingerprint_or_left_out_with_a_rea
         template.given = replace(usual, **{field.name: value})
         assert (template.fingerprint == plain) == (field.name in left_out), field.name
     assert left_out == {"trust", "only_drift", "pictures"}, "keys of the recipe, but the rule of pictures"
-    assert {"trust", "drift", "images", "store_images", "fetch_images"} <= set(Recipe.__struct_fields__)
+    assert {"trust", "drift", "images", "store_images"} <= set(Recipe.__struct_fields__)
 
 
 def test_an_option_that_a_template_gets_later_is_in_its_fingerprint() -> None:
@@ -239,7 +238,6 @@ RULES_OF_SOURCE: dict[str, Any] = {
     "weight": 2.0,
     "where": "x > 1",
     "pick": Pick(group="g"),
-    "history": History(observations=1),
     "max_records": 3,
     "tools_file": "tools.json",
     "system_file": "system.txt",

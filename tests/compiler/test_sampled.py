@@ -127,7 +127,7 @@ def test_sampled_answers_are_trained_as_they_are_and_proved(tmp_path: Path, chan
     if changes.get("expand") in (None, "tree") and "packing" not in changes:
         parts = trained_parts(tmp_path / "built")
         assert all(parts[name, tuple(ids)] for name, ids in wanted)
-        lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True), None)
+        lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True))
         assert lines[0].startswith(f"{otherwise:,} of {len(wanted):,} sampled answers have other tokens")
         assert len(lines) - 1 == min(otherwise, 5)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.native.gather import MAX_BUFFERS, OUTSIDE, gathered, joined_pieces
 from chatmill.core.native.text_ranges import distinct, positions_of
-from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.texts import Texts
 from tests.oracles import distinct_by_python, gathered_by_numpy, pieces_by_numpy, positions_by_python
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
@@ -103,10 +103,6 @@ def test_choosing_and_replacing(texts: list[str], data: st.DataObject) -> None:
     at = np.array(places, dtype=np.int64)
     assert list(columns.take(at)) == [texts[i] for i in places]
     once = np.unique(at)
-    optional = OptionalTexts.of([text or None for text in texts])
-    fewer = [None if i in once else text or None for i, text in enumerate(texts)]
-    assert list(optional.without(once)) == optional.without(once)[:] == fewer
-    assert optional.without(once).lengths.tolist() == OptionalTexts.of(fewer).lengths.tolist()
     wanted = [text.upper() if i in once else text for i, text in enumerate(texts)]
     others = Texts.of([texts[i].upper() for i in once.tolist()])
     assert list(columns.replaced(once, others)) == wanted

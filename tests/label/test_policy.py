@@ -305,11 +305,10 @@ def agent(rng: random.Random, name: str) -> dict[str, Any]:
     return {"id": name, "messages": [*messages, {"role": "assistant", "content": "done"}]}
 
 
-@pytest.mark.parametrize("more", [{}, {"history": {"observations": 1}}])
-def test_calls_that_failed_are_context(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_calls_that_failed_are_context(tmp_path: Path) -> None:
     rng = random.Random(1)
     records = [agent(rng, f"r{number}") for number in range(20)]
-    source = {"path": str(write_jsonl(tmp_path / "runs.jsonl", records)), **more}
+    source = {"path": str(write_jsonl(tmp_path / "runs.jsonl", records))}
     recipe = {"sources": [source], "tokenizer": "bytes", "template": "qwen3", "gates": OPEN_GATES}
     made = run_build({**recipe, "add_control_tokens": True, "policy": "no_errors"}, tmp_path / "built", workers=0)
     said = [(one["id"], message) for one in records for message in one["messages"]]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,13 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
-from chatmill.load import hybrid_trial
 from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hybrid_trial import STARTS, TOKENS, _isolates, find_needs
 from chatmill.load.model_needs import needs_of
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
 from chatmill.train.isolation_ways import collated
-from tests.load.hybrids import ISOLATED, LAYERS, TINY, VOCABULARY, model, tiny_config
+from tests.load.hybrids import ISOLATED, TINY, VOCABULARY, model, tiny_config
 from tests.load.sets import Special
 
 LENGTHS = [[7, 1, 12, 4], [9, 6]]
@@ -84,15 +81,6 @@ def test_the_table_is_what_a_measurement_gives(kind: str) -> None:
         assert report.moved > 1e-3, "it leaks where everybody sees it"
     assert found == HYBRIDS[kind]
     assert found is None or len(found) > 0, "position ids alone never do"
-
-
-@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid", "nemotron_h", "kimi_linear", "granitemoehybrid", "jamba"])
-def test_a_tiny_copy_of_a_config_of_full_size_finds_the_same(kind: str) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.for_model(kind, **(LAYERS if kind == "granitemoehybrid" else {}))
-    found = find_needs(None, config)
-    assert (None if found is None else found.keys) == HYBRIDS[kind]
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -175,26 +163,17 @@ def test_flash_attention_reads_lengths_beside_what_the_recurrent_layers_read() -
         assert needs_of(config).keys == {Key.SEQ_IDX, Key.CU_SEQ_LENS} | more  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("kind", "says"), [("qwen3_5_text", None), ("minimax", "nothing that a batch can hold")])
-def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = HYBRIDS[kind]
-    monkeypatch.delitem(HYBRIDS, kind)
-    collator = collator_of(model(kind))
-    with monkeypatch.context() as patch:
-        patch.setattr(hybrid_trial, "_isolates", None)
-        assert needs_of(model(kind)) == collator._needs, "once"
-    if says is None:
-        assert collator._needs == Needs.of_recurrent(known or frozenset())
-        assert check_isolation(model(kind), collator(rows())).passed
-    else:
-        with pytest.raises(ConfigError, match=says):
-            collator(rows())
-
-
-def test_an_unknown_hybrid_that_cannot_be_tried_is_refused() -> None:
-    config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["retention"], model_type="retnet9")
-    with pytest.raises(ConfigError, match=r"retnet9 has layers .* cannot be tried .* packed_sequences=False"):
-        collator_of(config)
+def test_an_unknown_hybrid_is_refused_until_its_keys_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = HYBRIDS["qwen3_5_text"]
+    assert known is not None
+    monkeypatch.delitem(HYBRIDS, "qwen3_5_text")
+    called = model("qwen3_5_text")
+    with pytest.raises(
+        ConfigError, match=r"qwen3_5_text has layers .* chatmill isolate MODEL .*packed"
+    ):
+        collator_of(called)
+    batch = DataCollatorForCausalLM(Special(), model=Needs.of_recurrent(known))(rows())
+    assert check_isolation(called, batch).passed
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ISOLATED if kind != "lfm2"])
@@ -211,19 +190,6 @@ def test_reference_kernels_give_what_transformers_gives_without_kernels(kind: st
             wanted = plain.train(training)(input_ids=ids, use_cache=False).logits
             made = reference.train(training)(input_ids=ids, use_cache=False).logits
         assert torch.allclose(made, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
-
-
-def test_a_trial_notices_documents_that_differ_from_themselves_alone() -> None:
-    """The logits tell the length of the row and nothing else: no document moves another, and none is as alone."""
-
-    class Fake:
-        dtype = torch.float32
-
-        def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
-            return SimpleNamespace(logits=torch.full((1, input_ids.shape[1], 3), float(input_ids.shape[1])))
-
-    ids, other = torch.zeros(1, TOKENS, dtype=torch.int64), torch.ones(1, STARTS[1], dtype=torch.int64)
-    assert not _isolates(Fake(), ids, other, Needs.of_recurrent(frozenset()))
 
 
 PAGES = Path(__file__).parents[2] / "docs" / "upstream"

@@ -53,9 +53,6 @@ def command(
     store_images: Annotated[
         bool, flag("--store-images", "Put the bytes of pictures into the dataset.", rich_help_panel=RECORDS)
     ] = False,
-    fetch_images: Annotated[
-        bool, flag("--fetch-images", "Fetch pictures that records name by URL.", rich_help_panel=RECORDS)
-    ] = False,
     tokenizer: Annotated[str | None, options.grouped(options.TOKENIZER, TOKENS)] = None,
     template: Annotated[str | None, options.grouped(options.TEMPLATE, TOKENS)] = None,
     add_control_tokens: Annotated[
@@ -98,7 +95,7 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None, "expand": expand,
-        "images": images, "store_images": store_images or None, "fetch_images": fetch_images or None,
+        "images": images, "store_images": store_images or None,
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
     recipe = recipe_of_options(inputs, keys, options.shape_of(shape))

@@ -18,7 +18,6 @@ from rich.text import Text
 from chatmill.cli import options
 from chatmill.cli.build import recipe_of_options
 from chatmill.compiler.agent_sources import agent_options
-from chatmill.compiler.histories import History, render_after
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.repairs import render_repaired
@@ -43,6 +42,7 @@ from chatmill.read.agents.lacking import lacking_lines
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
+from chatmill.render.render import render_batch
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -81,8 +81,7 @@ def show_conversations(
     read = Conversations.of(conversations)
     if chosen.errors is not None:
         read, _ = chosen.errors.without_failed(read)
-    history = recipe.sources[0].history
-    repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown, history)
+    repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown)
     errors += [error for _, error in rendered.failed]
     weights = chosen.document_weights(rendered.tokens, rendered.kept)
     decoder = Decoder(bound.tokenizer)
@@ -98,7 +97,7 @@ def show_conversations(
         _print_heading(source, bound, chosen.name, loaded)
         _print_missing(source, conversations, agent)
         _print_changes(conversations, changes)
-        for line in drift_lines(read, bound, history):
+        for line in drift_lines(read, bound):
             plain_console(soft_wrap=True).print(visible(line), style="yellow")
         console = screen()
         _print_documents(console, shown, _places(kept), show_ids=ids, most_lines=most_lines)
@@ -200,12 +199,12 @@ def _finish(errors: list[RecordError], shown: int) -> None:
         raise typer.Exit(2)
 
 
-def drift_lines(batch: Conversations, bound: ModelTemplate, history: History | None) -> list[str]:
+def drift_lines(batch: Conversations, bound: ModelTemplate) -> list[str]:
     """Return counts and examples; nothing for conversations without sampled tokens."""
     if not batch.messages.token_ids.present.any():
         return []
     chat = bind(bound.source, bound.tokenizer, replace(bound.given, only_drift=True))
-    rendering, _ = render_after(batch, chat, history)
+    rendering = render_batch(batch, chat)
     counts: Counter[str] = Counter()
     examples: list[str] = []
     for number, index in enumerate(rendering.kept.tolist()):

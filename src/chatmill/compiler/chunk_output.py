@@ -132,7 +132,7 @@ class ChunkOutput:
     def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
         """Compile a batch and append its episodes; a fault of Chatmill costs the records that it comes with."""
         try:
-            compiled = self._pipeline.compile(conversations, groups, self._rules.history)
+            compiled = self._pipeline.compile(conversations, groups)
         except Exception as fault:
             self._compile_in_parts(conversations, groups, fault_of(fault))
             return

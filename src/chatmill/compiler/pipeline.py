@@ -63,7 +63,6 @@ from chatmill.tokenizer.probe import ProbeAnswers, answers_of
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from chatmill.compiler.histories import History
     from chatmill.compiler.recipe import Recipe
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -168,19 +167,17 @@ class Pipeline:
         self,
         conversations: Sequence[Conversation],
         groups: NDArray[np.int64] | None = None,
-        history: History | None = None,
     ) -> Compiled:
         """Render, label and fit a batch; with `expand: tree` put its rows into trees.
 
         `groups` has a number for each conversation: neighbours with the same one share a tree (default: none do).
-        `history` is that of their source.
         """
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
         recipe = self.recipe
         failed_calls = np.zeros(len(batch), dtype=np.int64)
         if self.policy.errors is not None:
             batch, failed_calls = self.policy.errors.without_failed(batch)
-        batch, rendered, notes = render_repaired(batch, self.template, recipe.repairs, recipe.not_shown, history)
+        batch, rendered, notes = render_repaired(batch, self.template, recipe.repairs, recipe.not_shown)
         if batch.sides is not None or recipe.expand is Expand.TREE:
             rendered = refuse_pictures(batch, rendered)
         if batch.sides is not None:
@@ -360,7 +357,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_document=not policy.trains_assistant_only,
-        pictures=Pictures.of(recipe.tokenizer, folder, recipe.store_images, recipe.fetch_images),
+        pictures=Pictures.of(recipe.tokenizer, folder, recipe.store_images),
     )
 
 

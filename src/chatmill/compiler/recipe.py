@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from chatmill.compiler.histories import History
 from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
@@ -91,8 +90,6 @@ class Source(_Strict, frozen=True, kw_only=True):
     """An expression over the fields of a record: only those for which it is true are used (`reward >= 0.5`)."""
     pick: Pick | None = None
     """Use one record of each group; of those for which `where` is true."""
-    history: History | None = None
-    """What is left of a conversation in the prompt of an answer, as where the model is served; absent: all of it."""
     max_records: Annotated[int, Meta(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
     tools_file: str | None = None
@@ -231,8 +228,6 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Folder that the paths of pictures start from, and that none leads out of. Absent: the folder of the sources."""
     store_images: bool = False
     """Put the bytes of pictures into the dataset; absent, loaders open the files again."""
-    fetch_images: bool = False
-    """Fetch pictures that records name by http:// or https://; absent, nothing is fetched."""
     preferences: Literal["chosen", "pairs"] | None = None
     """Records with answers that people compared: train the chosen ones, or compile both sides of pairs, and answers
     with their labels, for trainers of preferences. Absent: such records are refused."""
@@ -304,16 +299,6 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.preferences == "pairs" and tree is not None:
         yield "a pair shares a tree with expand: tree alone: leave tree.group out"
-    if any(source.history for source in recipe.sources):
-        if recipe.expand not in (Expand.TURNS, Expand.TREE):
-            yield (
-                f"history gives every answer a prompt of its own, and expand: {recipe.expand} has no rows for them: "
-                "choose expand: turns or tree (--expand)"
-            )
-        if recipe.preferences == "pairs":
-            yield "pairs of answers (preferences: pairs) take no history yet"
-    if recipe.fetch_images and not recipe.store_images:
-        yield "what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
     if tree is not None and any(source.pick and source.pick.group != tree.group for source in recipe.sources):
         yield "pick.group and tree.group keep records together by different fields: name one"
     if tree is not None and recipe.expand is not Expand.TREE:

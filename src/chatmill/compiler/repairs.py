@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chatmill.compiler.histories import History, render_after
 from chatmill.compiler.recipe import NotShown, Repair
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations, record_key
@@ -24,7 +23,7 @@ from chatmill.core.ledger import LOST_CALLS, LOST_CONTENT, LOST_REASONING, LOST_
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.render import Rendered
+from chatmill.render.render import Rendered, render_batch
 
 ID_LENGTH = 9
 LETTERS = string.ascii_letters + string.digits
@@ -89,14 +88,14 @@ def render_repaired(
     template: ModelTemplate,
     repairs: Sequence[Repair],
     not_shown: NotShown,
-    history: History | None = None,
 ) -> tuple[Conversations, Rendered, dict[int, Counts]]:
-    """Render a batch, after the history of its source, and repair records that the template refuses.
+    """Render a batch, and repair records that the template refuses.
 
     Return the conversations as rendered, and the ledger notes of those that were changed. A record that no repair
     helps keeps its error.
     """
-    rendered, notes = render_after(batch, template, history)
+    rendered = render_batch(batch, template)
+    notes: dict[int, Counts] = {}
     repairs = useful_repairs(repairs, template)
     if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
         return batch, rendered, notes
@@ -107,13 +106,13 @@ def render_repaired(
     while tries := {index: change for index, case in open_cases.items() if (change := case.candidate()) is not None}:
         open_cases = {index: open_cases[index] for index in tries}
         tried = Conversations.of([change[0] for change in tries.values()])
-        retry, retry_notes = render_after(tried, template, history)
+        retry = render_batch(tried, template)
         errors = dict(retry.failed)
         for place, (index, change) in enumerate(tries.items()):
             open_cases[index].judge(change, errors.get(place))
             if place not in errors:
                 mended[index] = open_cases.pop(index)
-                notes[index] = mended[index].notes + retry_notes.get(place, Counter())
+                notes[index] = mended[index].notes
         parts.append(replace(retry, kept=np.array(list(tries), dtype=np.int64)[retry.kept], failed=()))
     refused = tuple((index, case.error) for index, case in cases.items() if index not in mended)
     rendered = replace(rendered, failed=refused)

@@ -131,8 +131,7 @@ def trial_lines(recipe: Recipe) -> list[str]:
     if sum(os.path.getsize(path) for path in here) < LONG_INPUT:
         return []
     chats = sampled(recipe)
-    histories = {source.history for source in recipe.sources}
-    compiled = driver_pipeline(recipe).compile(chats, history=histories.pop() if len(histories) == 1 else None)
+    compiled = driver_pipeline(recipe).compile(chats)
     lines = []
     if compiled.failed:
         codes = Counter(error.code for _, error in compiled.failed)

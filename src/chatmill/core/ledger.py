@@ -35,8 +35,6 @@ REASONING = "reasoning_characters"
 REPAIRED = "repaired_"
 """Notes of records that a repair changed begin with this; its name follows."""
 
-HISTORY_CHANGED, HISTORY_ROWS = "history_changed", "history_rows"
-"""Notes: messages that some answer is trained without, as the history of its source has it, and rows that this adds."""
 LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
 """A note; `logprobs: true` in the recipe stores them."""
 
@@ -153,12 +151,11 @@ class Ledger:
         as_trees = f"{trees:,} ({trees / conversations:.2f} times)"
         if is_tree:
             return f"As rows per turn these trees would be {as_rows}; stored are {as_trees}."
-        why = "Answers have histories of their own" if notes[HISTORY_ROWS] else "Later messages change earlier answers"
-        added = f"{why}, so {notes['rows_added']:,} rows are added"
+        added = f"Later messages change earlier answers, so {notes['rows_added']:,} rows are added"
         sentence = f"{added}: rows per turn are {as_rows}"
         if trees < WORTH_SAYING * rows:
             sentence += f"; as trees (--expand tree), which train the same, {as_trees}"
-        if rows >= GROWN * conversations and not notes[HISTORY_ROWS]:
+        if rows >= GROWN * conversations:
             sentence += (
                 f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
             )

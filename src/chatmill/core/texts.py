@@ -148,14 +148,6 @@ class OptionalTexts(_Column[str | None]):
         start, length = int(self.starts[index]), int(self.lengths[index])
         return None if length < 0 else self.data[start : start + length].tobytes()
 
-    def without(self, places: Ints) -> OptionalTexts:
-        """Return the same texts with none at some more places."""
-        if not len(places):
-            return self
-        lengths = self.lengths.copy()
-        lengths[places] = -1
-        return OptionalTexts(self.data, self.starts, lengths)
-
     @property
     def present(self) -> NDArray[np.bool_]:
         """Which texts are there, be they empty."""

@@ -16,8 +16,6 @@ from chatmill.images.rule import Grid, PictureRule, SizeError
 
 MOST_BYTES = 1 << 28
 """A larger file is no picture that a model is trained on."""
-SECONDS = 30.0
-"""For a server to answer."""
 
 
 def picture_folder(named: str | None, patterns: Iterable[str]) -> str | None:
@@ -51,23 +49,17 @@ class Pictures(NamedTuple):
     """Paths of pictures start from here, and none leads out of it; None: no path is followed."""
     stores: bool = False
     """Whether the bytes of pictures go into the dataset."""
-    fetches: bool = False
-    """Whether pictures are fetched from the network."""
 
     @classmethod
-    def of(
-        cls, model: str | os.PathLike[str], folder: str | None = None, stores: bool = False, fetches: bool = False
-    ) -> Pictures:
+    def of(cls, model: str | os.PathLike[str], folder: str | None = None, stores: bool = False) -> Pictures:
         """Read it from a model's folder, or a file in it."""
         path = Path(model)
-        return cls(find_rule(path.parent if path.is_file() else path), folder, stores, fetches)
+        return cls(find_rule(path.parent if path.is_file() else path), folder, stores)
 
     def read(self, picture: Picture, path: str = "") -> bytes:
-        """Read the bytes of a picture: from the record, a file in the folder, or, if allowed, a URL."""
+        """Read the bytes of a picture: from the record, or a file in the folder."""
         if picture.data:
             return picture.data
-        if self.fetches and picture.place.startswith(("http://", "https://")):
-            return fetched(picture.place, path)
         return read_picture(picture.place, self.folder, path)
 
     def look(self, pictures: Sequence[tuple[Picture, str]]) -> list[Shown]:
@@ -104,22 +96,6 @@ def picture_hash(data: bytes) -> str:
     return xxhash.xxh128_hexdigest(data)
 
 
-def fetched(place: str, path: str = "") -> bytes:
-    """Download a picture from an http or https URL; a `RecordError` if that fails."""
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import urlopen
-
-    try:
-        with urlopen(place, timeout=SECONDS) as answer:  # redirects stay in http, https and ftp
-            data: bytes = answer.read(MOST_BYTES + 1)
-    except (OSError, ValueError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()  # it holds the connection
-        raise RecordError(f"{place[:200]} cannot be fetched: {error}", code="image_missing", path=path) from None
-    return _limited(data, place[:200], path)
-
-
 def _limited(data: bytes, named: str, path: str) -> bytes:
     if len(data) > MOST_BYTES:
         raise RecordError(f"{named} is larger than {MOST_BYTES >> 20} MiB", code="bad_image", path=path)
@@ -131,8 +107,7 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme and scheme != "file":
         raise RecordError(
-            f"{place[:200]} is not a file, and nothing is fetched: download it and write its path, or ask for it "
-            "(--fetch-images)",
+            f"{place[:200]} is not a file, and nothing is fetched: download it (img2dataset does), and write its path",
             code="image_not_local",
             path=path,
         )

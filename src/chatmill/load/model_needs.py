@@ -1,4 +1,4 @@
-"""What a model needs to keep packed documents apart: by its config, before it is loaded, or tried on a tiny copy."""
+"""What a model needs to keep packed documents apart, by its config: before it is loaded, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ATTENTIONS = {"eager": Key.MASK, "sdpa": Key.MASK, "flex_attention": Key.BLOCK_M
 def needs_of(model: Any) -> Needs | None:
     """Find what a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
 
-    None if nothing keeps documents apart. An unknown model with recurrent layers is tried. `Needs` are returned
+    None if nothing keeps documents apart. An unknown model with recurrent layers is refused. `Needs` are returned
     unchanged.
     """
     if isinstance(model, Needs):
@@ -45,7 +45,7 @@ def needs_of(model: Any) -> Needs | None:
     if key is None:
         raise UnknownNameError("attention of the model", name, [*ATTENTIONS, "flash_attention_2", "flash_attention_3"])
     if not isinstance(config, str) and is_hybrid(model):
-        needs = _hybrid_needs(model, config)
+        needs = _hybrid_needs(model)
         if needs is None or key is Key.MASK:
             return needs
         read = {key} if key is Key.CU_SEQ_LENS or Key.MASK in needs.keys else set()
@@ -86,10 +86,7 @@ class HybridModel:
 
 
 def hybrid_model(model: Any) -> HybridModel | None:
-    """The hybrid that a folder's config.json, a config or a loaded model says it is; None: it is none, or says nothing.
-
-    Nothing is tried: see `needs_of` for that.
-    """
+    """Find the hybrid that a folder's config.json, a config or a model says it is; None: it says nothing of one."""
     if isinstance(model, str | os.PathLike):
         path = Path(model) / "config.json"
         if not path.is_file():
@@ -103,21 +100,17 @@ def hybrid_model(model: Any) -> HybridModel | None:
     return HybridModel(kind=kind, needs=None if keys is None else Needs.of_recurrent(keys))
 
 
-def _hybrid_needs(model: Any, config: Any) -> Needs | None:
+def _hybrid_needs(model: Any) -> Needs | None:
     kind = getattr(text_config(model), "model_type", None)
     if kind in HYBRIDS:
         keys = HYBRIDS[kind]
         return None if keys is None else Needs.of_recurrent(keys)
-    from chatmill.load.hybrid_trial import find_needs
-
-    try:
-        return find_needs(model, config)
-    except Exception as error:  # whatever a model that nobody here has seen raises
-        raise ConfigError(
-            f"{kind or type(model).__name__} has layers that may carry a state from one document to the next, is not "
-            f"known here, and cannot be tried on a tiny copy ({type(error).__name__}: {error}). See what isolates it "
-            "with chatmill isolate, or put one document into a row and pass packed_sequences=False"
-        ) from error
+    raise ConfigError(
+        f"{kind or type(model).__name__} has layers that may carry a state from one document to the next, and the keys "
+        "that keep documents apart in it are not known here. chatmill isolate MODEL tries all sets of them "
+        "(--reference-kernels where the fast kernels are not installed): pass the smallest as model=Needs(keys=...) of "
+        "chatmill.load.boundary_keys. Or put one document into a row, and pass packed_sequences=False"
+    )
 
 
 def _has_windows(config: Any) -> bool:

@@ -14,8 +14,6 @@ from chatmill.core.ledger import (
     CALLS_FAILED,
     EMPTY_ANSWERS,
     FATE_NAMES,
-    HISTORY_CHANGED,
-    HISTORY_ROWS,
     LEFT_OUT,
     LOGPROBS_LEFT,
     LOST_CALLS,
@@ -59,8 +57,6 @@ NOTES = {
     "calls_apart": "calls whose history was rewritten: rows, or branches of a tree",
     NULLS_LEFT_OUT: "records that came out of Arrow: their null fields are read as absent",
     CALLS_FAILED: "answers that are not trained, since the result of a call of theirs is an error",
-    HISTORY_CHANGED: "messages that some answer is trained without, as `history` says",
-    HISTORY_ROWS: "rows added, because answers have histories of their own",
     "rows_added": "documents added, because later messages change earlier turns",
     **{note: f"{words} that are in no document" for note, words in LOST.items()},
 }
@@ -117,7 +113,7 @@ def _by_source(ledger: Ledger, note: str) -> list[str]:
 def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str, bool]]:
     """Describe a build besides its table, line by line, each with whether it is worth a look.
 
-    How full packed rows are, what was left out, repaired or lost, what history costs, and unused fields.
+    How full packed rows are, what was left out, repaired or lost, what added rows cost, and unused fields.
     """
     ledger = Ledger.from_json(manifest["ledger"])
     length = (manifest["recipe"].get("pack") or {}).get("length")

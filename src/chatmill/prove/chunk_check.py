@@ -59,7 +59,6 @@ class ChunkCheck:
         self.book = VerifyReport(directory=folder, deep=True)
         self.ledger = Ledger()
         self._folder, self._number, self._splits = folder, chunk.number, splits
-        self._history = chunk.pieces[0].rules.history
         self._reference, self.recipe = reference, reference.recipe
         self._is_tree = self.recipe.expand is Expand.TREE
         self._repairs = useful_repairs(self.recipe.repairs, self._reference.template)
@@ -129,7 +128,7 @@ class ChunkCheck:
             self._check_side(side, derived)
 
     def _derive_side(self, conversation: Conversation) -> DerivedRecord:
-        return self._reference.derive(conversation, self._history)
+        return self._reference.derive(conversation)
 
     def _refuse_unfit(self, sides: Sequence[DerivedRecord]) -> None:
         """Raise the error of a record whose answers people compared and no trainer could; drop its rows together."""

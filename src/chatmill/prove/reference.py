@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chatmill.compiler.histories import IN_MESSAGE, History
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Role
@@ -25,8 +24,6 @@ from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_name, ro
 from chatmill.core.ledger import (
     AS_SAMPLED,
     EMPTY_ANSWERS,
-    HISTORY_CHANGED,
-    HISTORY_ROWS,
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
@@ -43,7 +40,6 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import kept_spans
 from chatmill.pack.windows import KeptSpan
 from chatmill.prove.answer_check import Row
-from chatmill.prove.conversations import Variant, variants_of
 from chatmill.prove.part_weights import CharacterWeights, flag_context, mixed_tokens
 from chatmill.prove.pictures import expanded, shown_in
 from chatmill.prove.rows import PlainRow, plain_row, token_weights
@@ -127,7 +123,7 @@ class DerivedRecord:
     notes: Counter[str] = field(default_factory=Counter)
     """What the ledger notes of it."""
     claims: list[Claim] = field(default_factory=list)
-    """One for each history that its answers have; none for a record of whole calls."""
+    """One; none for a record of whole calls."""
 
 
 class Reference:
@@ -142,7 +138,7 @@ class Reference:
         self._samples = PlainSamples(self.template)
         self._known: dict[str, list[int]] = {}
 
-    def derive(self, conversation: Conversation, history: History | None = None) -> DerivedRecord:
+    def derive(self, conversation: Conversation) -> DerivedRecord:
         """Return the tokens and documents of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
         record, messages = DerivedRecord(), conversation.messages
@@ -157,34 +153,14 @@ class Reference:
             for message in messages:
                 is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
                 record.notes[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
-            self._write(record, variants_of(conversation, history, last_turn_only=self.template.given.last_turn_only))
+            claim = self._claim(conversation, record.notes)
+            record.rows += claim.derived
+            record.claims.append(claim)
         record.notes["rows_added"] += len(record.rows) - 1
         return record
 
-    def _write(self, record: DerivedRecord, variants: Sequence[Variant]) -> None:
-        """Add the rows of each conversation that a record became."""
-        seen: set[int] = set()
-        changed: set[int] = set()
-        for variant in variants:
-            new = {at for at in variant.whole if variant.places[at] not in seen}
-            try:
-                claim = self._claim(variant.conversation, record.notes, new, is_last=variant is variants[-1])
-            except RecordError as error:
-                if named := IN_MESSAGE.match(error.path):
-                    error.path = f"messages[{variant.places[int(named[1])]}]{error.path[named.end() :]}"
-                raise
-            whole = {variant.places[at] for at in variant.whole}
-            seen |= whole
-            changed |= set(range(max(variant.places, default=0))) - whole
-            for part in (part for row in claim.derived for part in (row, *row.documents)):
-                part.messages = [variant.places[k] if k >= 0 else k for k in part.messages]
-            record.rows += claim.derived
-            record.claims.append(claim)
-        record.notes[HISTORY_CHANGED] += len(changed)
-        record.notes[HISTORY_ROWS] += len(variants) - 1 if changed else 0
-
-    def _claim(self, conversation: Conversation, notes: Counter[str], new: set[int], *, is_last: bool) -> Claim:
-        """Write a conversation; `new` messages are noted, `is_last` says that it has the last row of its record."""
+    def _claim(self, conversation: Conversation, notes: Counter[str]) -> Claim:
+        """Write a conversation, and note what becomes of its text."""
         written, rules = self.template.text_documents(conversation), self.template.rules
         items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.documents]
         parts = CharacterWeights(conversation)
@@ -195,21 +171,16 @@ class Reference:
         for k in self._samples.doubtful(plain, conversation):
             sampled["sampled_differ"] += self._differs(as_last_answer(conversation, k))
         shown = shown_in(self.template, conversation)
-        derived = [
-            self._derived(conversation, before, shown, is_last=is_last and before is resampled[-1])
-            for before in resampled
-        ]
+        derived = [self._derived(conversation, before, shown, is_last=before is resampled[-1]) for before in resampled]
         if max((len(row.images) for row in derived), default=0) != len(shown):
             raise RecordError("the template does not write all pictures", code="images_differ")
         rows = []
         for before, row, document in zip(plain, derived, written.documents, strict=True):
             weights = row.weights  # those of the template's own row are the same, where it was not changed
             if before.ids != row.ids or before.kinds != row.kinds:
-                weights = token_weights(
-                    self.policy, before, conversation.messages, is_last=is_last and before is plain[-1]
-                )
+                weights = token_weights(self.policy, before, conversation.messages, is_last=before is plain[-1])
             rows.append(Row(before.ids, weights, trained_in(document)))
-        for more in (sampled, _lost(conversation, items, new)):
+        for more in (sampled, _lost(conversation, items)):
             notes.update(more)
         notes["turns_that_later_messages_change"] += written.counts.unstable
         notes["turns_without_proof"] += written.counts.untrained
@@ -322,7 +293,7 @@ def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> DerivedDocument:
     return document
 
 
-def _lost(conversation: Conversation, documents: Sequence[Sequence[Ids | TextPart]], new: set[int]) -> Counter[str]:
+def _lost(conversation: Conversation, documents: Sequence[Sequence[Ids | TextPart]]) -> Counter[str]:
     """Characters that no document shows: of each text, what its best showing lacks, white space around it apart."""
     best: dict[Path, int] = {}
     for document in documents:
@@ -333,8 +304,7 @@ def _lost(conversation: Conversation, documents: Sequence[Sequence[Ids | TextPar
                 here[path] += len(item.text)  # type: ignore[union-attr]
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
     losses: Counter[str] = Counter()
-    for k in sorted(new):
-        message = conversation.messages[k]
+    for k, message in enumerate(conversation.messages):
         texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
         for name, text, note in texts:
             missing = max(0, len(text) - best.get((k, name), 0))

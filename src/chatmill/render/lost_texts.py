@@ -10,23 +10,17 @@ from chatmill.core.native.document_layout import ItemTable, Layout, Origin
 from chatmill.render.fill import texts_at
 
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
-def count_lost(
-    layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: Conversations, counted: Flags | None
-) -> tuple[Ints, Ints]:
+def count_lost(layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: Conversations) -> tuple[Ints, Ints]:
     """Count them for every conversation of a batch; `runs` are the first items of the documents, `kept` their records.
 
-    All of them, and those that are more than white space around a text, of contents and of reasoning. If messages are
-    `counted`, the texts of others do not matter.
+    All of them, and those that are more than white space around a text, of contents and of reasoning.
     """
     stripped, lost = np.zeros(len(batch), dtype=np.int64), np.zeros((len(batch), 2), dtype=np.int64)
     is_kept = np.zeros(len(batch), dtype=np.bool_)
     is_kept[kept] = True
     wanted = np.repeat(is_kept, np.diff(batch.offsets))
-    if counted is not None:
-        wanted &= counted
     items = table.items[layout.lines]
     messages = batch.offsets[layout.conversations] + layout.bases + items["message"]
     origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))

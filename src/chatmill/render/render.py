@@ -162,46 +162,37 @@ def render(
     return rendered
 
 
-def render_batch(
-    batch: Conversations, bound: ModelTemplate, counted: Flags | None = None, *, add_generation_prompt: bool = False
-) -> Rendered:
-    """Render conversations, with failures collected.
-
-    `counted`: the messages, of all conversations, whose texts count as lost if they are not shown (default: all).
-    """
+def render_batch(batch: Conversations, bound: ModelTemplate, *, add_generation_prompt: bool = False) -> Rendered:
+    """Render conversations, with failures collected."""
     with bound.store.lock:
         bound.store.forget_if_full()
         is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
         if add_generation_prompt:
             rendered = _render_prompts(batch, bound)
         elif is_calls is None:
-            rendered = _rendered(batch, bound, counted)
+            rendered = _rendered(batch, bound)
         else:
             calls, others = np.flatnonzero(is_calls), np.flatnonzero(~is_calls)
-            rendered = _with_others(_of_calls(batch, calls, bound), batch, others, bound, counted)
+            rendered = _with_others(_of_calls(batch, calls, bound), batch, others, bound)
     rendered = _with_pictures(rendered, batch, bound)
     if rendered.rows.own.part_weights is None:
         return rendered
     return replace(rendered, rows=SharedRows.apart(flag_context(rendered.rows.own)))
 
 
-def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
+def _rendered(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Return what the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
         plans = find_plans(batch, bound)
-    rendered = _filled(batch, bound, plans, counted)
+    rendered = _filled(batch, bound, plans)
     return _with_samples(rendered, batch, bound) if has_samples(batch) else rendered
 
 
-def _with_others(
-    calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate, counted: Flags | None
-) -> Rendered:
+def _with_others(calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate) -> Rendered:
     """Return the rows of calls among those of the conversations that a template renders."""
     if not len(others):
         return calls
-    if counted is not None:
-        counted = counted[ranges(batch.offsets[others], np.diff(batch.offsets)[others])]
-    rest = _rendered(batch.take(others), bound, counted)
+    rest = _rendered(batch.take(others), bound)
     failed = tuple((int(others[index]), error) for index, error in rest.failed)
     return Rendered.joined([calls, replace(rest, kept=others[rest.kept], failed=failed)])
 
@@ -219,7 +210,7 @@ def _last_answers(batch: Conversations, bound: ModelTemplate) -> LastAnswers:
     """Return what the template writes for conversations that end in an answer, and how its sampled tokens fit there."""
     with without_collector():
         plans = find_plans(batch, bound)
-    written = _filled(batch, bound, plans, None)
+    written = _filled(batch, bound, plans)
     return LastAnswers(with_samples(written.tokens, written.kept, batch, bound), written.kept, dict(written.failed))
 
 
@@ -252,11 +243,11 @@ def _has_utf8_form(conversation: Conversation) -> bool:
     return True
 
 
-def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, counted: Flags | None) -> Rendered:
+def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans) -> Rendered:
     """Return the rows of all conversations that have a plan."""
     kept, table = plans.conversations, bound.store.stretches.table
     filled = fill(table, plans.entries, kept, batch, bound.tokenizer, bound.form)
-    stripped, lost = count_lost(filled.layout, filled.rows.own.document_runs, kept, table.table, batch, counted)
+    stripped, lost = count_lost(filled.layout, filled.rows.own.document_runs, kept, table.table, batch)
     of_conversations = np.column_stack([plans.counts, stripped, lost])
     is_first = np.diff(kept, prepend=-1) > 0
     counts = np.where(is_first[:, None], of_conversations[kept], 0)
