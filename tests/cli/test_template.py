@@ -1,9 +1,8 @@
-"""`chatmill template` and `chatmill templates`: what people see at 80 columns, what scripts read, what is found."""
+"""`chatmill template`: what people see at 80 columns, what scripts read, what is found."""
 
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,6 @@ CHATML = """{%- for message in messages -%}
 OPENS = CHATML.replace(
     "{{ message.content }}", "{% if message.role == 'assistant' %}<think>\n{% endif %}{{ message.content }}"
 ).replace("assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}")
-CONTENT = "{{ message.content }}<|im_end|>"
-TAGGED = "{% generation %}{{ message.content }}{% endgeneration %}<|im_end|>"
 NOT_FALSE = "{% if enable_thinking is not false %}<think>\n"
 OWN = {
     "own": CHATML,
@@ -33,33 +30,9 @@ OWN = {
     "switched_prompt": CHATML.replace("assistant\n{% endif", f"assistant\n{NOT_FALSE}{{% endif %}}{{% endif"),
     "opens_reasoning": OPENS,
     "opens_unless_off": OPENS.replace("<think>\n", NOT_FALSE + "{% else %}<think></think>{% endif %}"),
-    "tags_without_stop": CHATML.replace(
-        CONTENT, f"{{% if message.role == 'assistant' %}}{TAGGED}{{% else %}}{CONTENT}{{% endif %}}"
-    ),
     "unknown_token": CHATML.replace("<|im_start|>", "<|open|>"),
 }
 """Templates by what is odd about them; `golden` has what is found."""
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "words"),
-    [
-        ("gptoss_training", "tags_train_prompt", "<|start|>assistant"),
-        ("qwen3_5_think_training", "tags_train_prompt", "<think>"),
-        ("qwen3_8_training", "tags_train_prompt", "<think>"),
-        ("qwen2_5_training", "tags_train_prompt", '"\\n"'),
-        ("qwen3_training", "tags_train_after_stop", '"\\n"'),
-        ("cohere2_training", "tags_agree", "exactly what is proved"),
-    ],
-)
-def test_what_the_tags_of_trl_train(name: str, code: str, words: str) -> None:
-    spec = find_spec("trl")
-    assert spec is not None
-    found = look_at_template(Path(str(spec.origin)).parent / "chat_templates" / f"{name}.jinja")
-    codes = {finding.code for finding in found.findings}
-    assert words in " ".join(finding.text for finding in found.findings if finding.code == code)
-    assert found.facts["generation_tags"]
-    assert ("tags_train_prompt" in codes) == (code == "tags_train_prompt")
 
 
 def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
@@ -78,7 +51,7 @@ def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_every_bundled_template_is_listed() -> None:
-    done = here("templates", "--json")
+    done = here("template", "--json")
     assert done.returncode == 0, done.stderr
     found = {entry["name"]: entry for entry in json.loads(done.stdout)}
     assert list(found) == list(bundled_names())

@@ -168,9 +168,7 @@ def test_an_unknown_hybrid_is_refused_until_its_keys_are_given(monkeypatch: pyte
     assert known is not None
     monkeypatch.delitem(HYBRIDS, "qwen3_5_text")
     called = model("qwen3_5_text")
-    with pytest.raises(
-        ConfigError, match=r"qwen3_5_text has layers .* chatmill isolate MODEL .*packed"
-    ):
+    with pytest.raises(ConfigError, match=r"qwen3_5_text has layers .* chatmill isolate MODEL .*packed"):
         collator_of(called)
     batch = DataCollatorForCausalLM(Special(), model=Needs.of_recurrent(known))(rows())
     assert check_isolation(called, batch).passed

@@ -20,7 +20,6 @@ COMMANDS = {
     "stats": ("look", "Count and plot: lengths, trained shares, ledger."),
     "view": ("look", "Look at a dataset in the browser."),
     "template": ("look", "Show what a chat template does, what is proved."),
-    "templates": ("look", "List the bundled templates."),
     "verify": ("prove", "Check a dataset; --deep: against its sources."),
     "audit": ("prove", "Check token data that another pipeline made."),
     "diff": ("prove", "Show which records of two datasets differ, how."),

@@ -1,16 +1,19 @@
 """Look at a chat template: what it needs, what it does to conversations, what is trained and what is proved.
 
+Without TEMPLATE, list the ones that come with Chatmill.
+
 Examples:
+    chatmill template
     chatmill template ./Qwen3-0.6B
     chatmill template chat_template.jinja --tokenizer ./my-model
-    chatmill template ./my-model#tool_use --data chats.jsonl
+    chatmill template ./my-model#tool_use
     chatmill template qwen3 --set template_options.enable_thinking=false --json
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,19 +21,16 @@ from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.options import argument, option
+from chatmill.cli.options import argument
 from chatmill.console import plain_console
 from chatmill.core.words import counted
-from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import print_labelled
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chatmill.core.conversation import Conversation
-    from chatmill.errors import RecordError
-    from chatmill.look.template_look import DataShare, TemplateLook
+    from chatmill.look.template_look import TemplateLook
     from chatmill.look.template_probes import ProbeLook
 
 LINES = 6
@@ -39,29 +39,27 @@ LINES = 6
 
 def command(
     template: Annotated[
-        str, argument("TEMPLATE", "A model folder (FOLDER#NAME for one of several), a .jinja file, or a name.")
-    ],
-    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    data: Annotated[
-        str | None, option("--data", "FILE", "Conversations: how many are proved, and why others are not.")
+        str | None,
+        argument(
+            "TEMPLATE", "A model folder (FOLDER#NAME for one of several), a .jinja file, or a name.", show_default=False
+        ),
     ] = None,
-    shape: Annotated[list[str] | None, options.SHAPE] = None,
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Render probe conversations with a template, and say in plain words what there is to know."""
+    if template is None:
+        _list_bundled(as_json=as_json)
+        return
     from chatmill.look.template_look import look_at_template
     from chatmill.render.registry import given_options
 
     chosen, keys = options.template_settings(settings)
     date = keys.pop("date", None)
     template_options = given_options(chosen, date, **keys)
-    named = options.shape_of(shape)
-    if named is not None and data is None:
-        raise ConfigError("--shape says what the records of --data are like: give --data too")
-    records = None if data is None else _records(data, named)
-    look = look_at_template(template, tokenizer, template_options, records)
+    look = look_at_template(template, tokenizer, template_options)
     if as_json:
         typer.echo(json.dumps(look.as_json()))
         return
@@ -69,8 +67,6 @@ def command(
     console = plain_console()
     _print_summary(console, look)
     _print_findings(console, look)
-    if look.data is not None:
-        _print_share(console, look.data, str(data))
     console.print("\nFacts", style="bold")
     _print_facts(console, look.facts, date)
     console.print("\n\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
@@ -79,13 +75,26 @@ def command(
             _print_probe(console, look, probe, full)
 
 
-def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordError]:
-    """Conversations of a file, and errors of those that cannot be read, in any order."""
-    from chatmill.read.conversations import ConversationFile
+def _list_bundled(*, as_json: bool) -> None:
+    from chatmill.look.template_look import bundled_facts
 
-    errors: list[RecordError] = []
-    yield from ConversationFile(path, shape=shape, on_error=errors.append)
-    yield from errors
+    entries = bundled_facts()
+    if as_json:
+        typer.echo(json.dumps(entries))
+        return
+    console = plain_console()
+    for entry in entries:
+        print_labelled(console, entry["name"], "", gutter=0)
+        for label, value in (
+            ("origin", f"{entry['origin']} ({entry['licence']})" if entry["licence"] else entry["origin"]),
+            ("tokens", " ".join(entry["control_tokens"]) or "none"),
+            ("stops", " ".join(entry["stop_tokens"])),
+            ("policy", entry["default_policy"]),
+        ):
+            print_labelled(console, label, value, style="bright_black", indent=2, gutter=9)
+    console.print()
+    closing = "Use one with --template NAME. A model's own template needs no name: give the model's folder."
+    print_labelled(console, "", closing, gutter=0)
 
 
 def _print_summary(console: Console, look: TemplateLook) -> None:
@@ -149,22 +158,6 @@ def _print_findings(console: Console, look: TemplateLook) -> None:
         for finding in findings:
             print_labelled(console, "", finding.code, indent=2, gutter=0)
             print_labelled(console, "", finding.text, indent=4, gutter=0)
-
-
-def _print_share(console: Console, share: DataShare, name: str) -> None:
-    console.print(f"\nProved, of {visible(name)}", style="bold")
-    for label, whole, proved, reasons in (
-        ("records", share.records, share.proved, share.refused),
-        ("turns", share.turns, share.turns_proved, share.turns_unproved),
-    ):
-        print_labelled(console, label, f"{proved:,} of {whole:,} ({proved / max(1, whole):.1%})")
-        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
-            print_labelled(console, "", f"{count:,} {reason}")
-    print_labelled(
-        console,
-        "rows",
-        f"{share.rows:,} for {share.proved:,} records; later messages change {share.turns_changed:,} turns",
-    )
 
 
 def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: bool) -> None:

@@ -7,19 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from chatmill.core.conversation import Conversation, Message
-from chatmill.look.generation_tags import has_tags, tag_differences
 from chatmill.look.safe_text import visible
 from chatmill.look.template_probes import (
     CALL,
-    PADDED,
     PROBES,
     REASONING,
     SPECIAL_LOOK,
     Probe,
     ProbeLook,
     answers_of,
-    chosen_options,
     generation_prompt,
 )
 from chatmill.render.jinja.as_sampled import EMPTY_BLOCK
@@ -60,19 +56,8 @@ TEXTS = {
     "history_stable": "History is never rewritten in the probes: one row holds all turns of a conversation.",
     "history_rewritten": "{who} {part}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
     "gives such an answer a document of its own.{others}",
-    "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
-    "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
-    "model never writes: {example}, in {probes}.",
-    "tags_train_after_stop": "The {{% generation %}} tags train text after the stop, which a model never gets to "
-    "write: {example}, in {probes}.",
-    "tags_miss_stop": "The {{% generation %}} tags leave out the stop, so a model does not learn to end its answers: "
-    "{example}, in {probes}.",
-    "tags_miss_answer": "The {{% generation %}} tags leave out a part of the answer: {example}, in {probes}.",
-    "tags_train_changed_turns": "The {{% generation %}} tags train earlier answers as later messages have changed "
-    "them: {example}, in {probes}.",
     "results_inside_answers": "Tool results are written inside the assistant's turn: no generation prompt follows "
     "them. What the assistant says before and after a result are two answers, each with its own context.",
-    "white_space_trimmed": "White space is trimmed {where}. It is counted.",
     "reasoning_dropped": "Reasoning is not shown at all, not even that of the last answer. It is counted in the "
     "ledger.",
     "tokens_not_in_vocabulary": "The template writes {tokens}, which {vocabulary!r} does not have as {noun}: a model "
@@ -87,9 +72,7 @@ TEXTS = {
 FINE = (
     "prompt_agrees",
     "history_stable",
-    "tags_agree",
     "stop_appended",
-    "white_space_trimmed",
     "results_inside_answers",
 )
 """Findings that say how the template is, and cost nothing."""
@@ -116,9 +99,7 @@ def findings_of(
     yield from _unproved(probes)
     yield from _stops(chat.source, chat, probes, vocabulary, made_up)
     yield from _history(probes)
-    yield from _tags(chat, probes)
     yield from _results_inside(chat, probes)
-    yield from _trimmed(chat)
     yield from _reasoning(probes)
     if not made_up:
         yield from _missing_tokens(probes, vocabulary)
@@ -269,20 +250,6 @@ def _first_difference(text: str, other: str) -> int:
     return at if opened < 0 else opened
 
 
-def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    if not has_tags(chat.source.text):
-        return
-    by_fault: dict[str, list[tuple[str, str]]] = {}
-    for look in probes:
-        for fault, text in tag_differences(chat, look.probe.conversation, dict(look.options)) if look.answers else ():
-            by_fault.setdefault(fault, []).append((look.probe.name, text))
-    if not by_fault:
-        yield _finding("tags_agree")
-    for fault in filter(by_fault.__contains__, TEXTS):
-        names, texts = zip(*by_fault[fault], strict=True)
-        yield _finding(fault, example=quoted(texts[0]), probes=_listed(names))
-
-
 def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
     """Find the renderings of a probe."""
     return next(look.turns for look in probes if look.probe is probe)
@@ -295,27 +262,6 @@ def _results_inside(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterato
         return
     if result.text == prompt.text and generation_prompt(chat):
         yield _finding("results_inside_answers")
-
-
-def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
-    conversation = Conversation(tuple(Message(role, text) for role, text in PADDED.items()))
-    turns = chat.turns(conversation, chosen_options(chat, conversation))
-    whole = turns.until(2)
-    if not isinstance(whole, Rendering):  # some templates have no system role
-        conversation = conversation._replace(messages=conversation.messages[1:])
-        whole = chat.turns(conversation, chosen_options(chat, conversation)).until(1)
-    if not isinstance(whole, Rendering):
-        return
-    trimmed = []
-    for message in conversation.messages:
-        word = message.content.strip()
-        if message.content in whole.text or word not in whole.text:
-            continue
-        before, after = message.content.partition(word)[0] + word in whole.text, word + " \n " in whole.text
-        where = "around" if not (before or after) else "after" if before else "before"
-        trimmed.append(f"{where} {message.role} contents")
-    if trimmed:
-        yield _finding("white_space_trimmed", where=", ".join(trimmed))
 
 
 def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.errors import RecordError, TokenizerError
+from chatmill.errors import TokenizerError
 from chatmill.label.presets import find_policy
-from chatmill.look.generation_tags import has_tags
 from chatmill.look.template_findings import TemplateFinding, findings_of
 from chatmill.look.template_probes import (
     EXAMPLE_DAY,
@@ -25,38 +20,18 @@ from chatmill.look.template_probes import (
     PROBES,
     REASONING,
     ProbeLook,
-    answers_of,
     byte_vocabulary,
     generation_prompt,
     look_at_probe,
+    spelled_tokens,
 )
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.stops import families_of
 from chatmill.render.model_template import JinjaSource, ModelTemplate
-from chatmill.render.registry import bind, find_template
-from chatmill.render.render import render
+from chatmill.render.registry import HEADER, bind, bundled_names, find_template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
-
-BATCH = 1_000
-"""Conversations of a data file that are rendered at once."""
-
-
-@dataclass(slots=True, kw_only=True)
-class DataShare:
-    """Counts of what is proved in a file."""
-
-    records: int = 0
-    proved: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    """Records by reason."""
-    turns: int = 0
-    turns_proved: int = 0
-    turns_unproved: Counter[str] = field(default_factory=Counter)
-    turns_changed: int = 0
-    """Proved answers that later messages change."""
-    rows: int = 0
 
 
 class TemplateSummary(NamedTuple):
@@ -87,7 +62,6 @@ class TemplateLook:
     findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
     summary: TemplateSummary
-    data: DataShare | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, for scripts."""
@@ -96,7 +70,6 @@ class TemplateLook:
             "summary": self.summary._asdict(),
             "findings": [finding._asdict() for finding in self.findings],
             "probes": [probe.as_json() for probe in self.probes],
-            "data": msgspec.to_builtins(self.data),
         }
 
 
@@ -104,12 +77,11 @@ def look_at_template(
     template: str | os.PathLike[str],
     tokenizer: Tokenizer | str | None = None,
     options: TemplateOptions | None = None,
-    data: Iterable[Conversation | RecordError] | None = None,
 ) -> TemplateLook:
     """Look at a template.
 
     Without a tokenizer that of the template's folder is used; if there is none, bytes and the special tokens that
-    the template spells. `data` are conversations, and the errors of records that could not be read.
+    the template spells.
     """
     source = find_template(template)
     options = options or TemplateOptions()
@@ -139,14 +111,11 @@ def look_at_template(
         "content": str(bound.form.content),
         "default_policy": source.default_policy,
         "prompt": generation_prompt(bound),
-        "generation_tags": has_tags(source.text),
+        "generation_tags": "endgeneration" in source.text,
         "stops": [{"token": token, "sources": said} for token, said in stop_sources(bound, vocabulary).items()],
     }
     findings = tuple(findings_of(bound, probes, vocabulary, made_up=made_up))
-    share = None if data is None else data_share(bound, data)
-    return TemplateLook(
-        facts=facts, findings=findings, probes=probes, summary=summary_of(probes, bound.asks_for_date), data=share
-    )
+    return TemplateLook(facts=facts, findings=findings, probes=probes, summary=summary_of(probes, bound.asks_for_date))
 
 
 def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> TemplateSummary:
@@ -178,6 +147,30 @@ def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> TemplateSumm
         rows=rows,
         needs=("date",) if asks_for_date else (),
     )
+
+
+def bundled_facts() -> list[dict[str, Any]]:
+    """Describe the templates that come with Chatmill.
+
+    A build with `add_control_tokens` adds the tokens that a template's header names.
+    """
+    entries = []
+    for name in bundled_names():
+        source = find_template(name)
+        text = HEADER.sub("", source.text, count=1)
+        tokens = source.control_tokens or tuple(spelled_tokens(text))
+        stops = (*source.stop_tokens, *(stop for family in families_of(text) for stop in family.stops))
+        entries.append(
+            {
+                "name": name,
+                "origin": source.origin,
+                "licence": source.licence,
+                "control_tokens": list(dict.fromkeys(tokens)),
+                "stop_tokens": list(dict.fromkeys(stops)),
+                "default_policy": source.default_policy,
+            }
+        )
+    return entries
 
 
 def _vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple[Any, bool]:
@@ -242,32 +235,3 @@ def stop_sources(chat: ModelTemplate, vocabulary: Tokenizer) -> dict[str, list[s
         ]
         by_token[token] = sources or ["habit: the template writes it everywhere"]
     return by_token
-
-
-def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
-    """Count the proved records and turns of a file, and the reasons of the others."""
-    share = DataShare()
-    records = iter(data)
-    while batch := list(islice(records, BATCH)):
-        conversations = [record for record in batch if not isinstance(record, RecordError)]
-        rendered = render(conversations, bound, collect_failures=True)
-        share.records += len(batch)
-        share.proved += len(conversations) - len(rendered.failed)
-        share.rows += len(rendered.kept)
-        share.turns_proved += int(rendered.turns.sum())
-        share.turns += int(rendered.turns.sum())
-        share.turns_changed += int(rendered.unstable.sum())
-        share.refused.update(record.code for record in batch if isinstance(record, RecordError))
-        for index, error in rendered.failed:
-            share.refused[error.code] += 1
-            reasons = _reasons(bound, conversations[index], error)
-            share.turns += len(reasons)
-            share.turns_proved += reasons.count("")
-            share.turns_unproved.update(filter(None, reasons))
-    return share
-
-
-def _reasons(bound: ModelTemplate, conversation: Conversation, error: RecordError) -> list[str]:
-    """List why each turn of a refused record is not proved; some may be proved all the same."""
-    refused = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
-    return [answer.reason for answer in answers_of(bound.turns(conversation))] or refused

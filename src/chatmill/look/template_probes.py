@@ -114,13 +114,6 @@ PROBES = (
 )
 """Texts are words that no template writes, so that they are found again in a rendering."""
 
-PADDED = {
-    Role.SYSTEM: " \n S-zero. \n ",
-    Role.USER: " \n Q-one? \n ",
-    Role.ASSISTANT: " \n A-one. \n ",
-}
-"""Texts with white space around them."""
-
 
 def spelled_tokens(text: str) -> list[str]:
     """Find everything in the text of a template that looks like a special token."""

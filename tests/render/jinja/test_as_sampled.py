@@ -298,17 +298,13 @@ def test_more_records_with_reasoning_are_proved(name: str, form: str) -> None:
     proved_after_their_prompts(name, form, with_reasoning(10))
 
 
-class _Tagged(PlainSandbox):
-    """Writes a character before and after what `{% generation %}` tags hold."""
-
-    generation_marks = ("\ue000", "\ue001")
-
-
 def test_rows_are_those_of_trls_copy_of_r1_and_its_mask_has_the_prompt_besides() -> None:
     """TRL's copy leaves the reasoning in history; for one answer that is the same row."""
     template = bind_bytes("r1", text_of("trl/deepseek_r1_distill.jinja"))
-    sandbox = _Tagged(TODAY)
-    copy = sandbox.template(text_of("trl/deepseek_r1_distill_training.jinja"))
+    sandbox = PlainSandbox(TODAY)
+    text = text_of("trl/deepseek_r1_distill_training.jinja")
+    marked = text.replace("{%- generation %}", "{{- '\ue000' }}").replace("{%- endgeneration %}", "{{- '\ue001' }}")
+    copy = sandbox.template(marked)
     compared = 0
     for record in with_reasoning(8):
         tagged = in_tags(record, "<think>\n", "\n</think>\n\n")

@@ -64,7 +64,7 @@ class MissingDateError(ConfigError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: accepted, and without effect on the text but for the marks of the environment."""
+    """`{% generation %}`: accepted, and without effect on the text."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class has a plain set)
     environment: PlainSandbox
@@ -72,8 +72,7 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        first, last = (nodes.Output([nodes.TemplateData(mark)]) for mark in self.environment.generation_marks)
-        return nodes.Scope([first, *body, last], lineno=line)
+        return nodes.Scope(body, lineno=line)
 
 
 def _dict(*arguments: Any, **named: Any) -> dict[Any, Any]:
@@ -120,8 +119,6 @@ def _refuse_underscore(name: object) -> None:
 class PlainSandbox(CountingSandbox):
     """Renders templates on plain values, as transformers does, within limits: the reference of all proofs."""
 
-    generation_marks = ("", "")
-    """What is written before and after the text of a `{% generation %}` block."""
     mappings: tuple[Any, ...] = (dict,)
     objects: tuple[Any, ...] = (LoopContext, _Namespace)
     """What a template may read every attribute of that does not begin with an underscore."""
