@@ -205,7 +205,7 @@ def test_a_sample_of_a_long_build_is_tried_before_it_starts(
     given = ["build", "a.jsonl", "-w", "0", *BYTES, "--on-error", "quarantine", "--set", "gates.records_left_out=1"]
     given += ["--set", "date=2026-01-01", "-T", "gpt_oss"]
     assert "of the first" not in call(*given, "-o", "short").out
-    monkeypatch.setattr("chatmill.compiler.trial.LONG_INPUT", 1)
+    monkeypatch.setattr("chatmill.compiler.sample.LONG_INPUT", 1)
     said = " ".join(call(*given, "-o", "long").out.split())
     assert "refuses 1 of the first 4 records (25%): template_refused 1. The first: a.jsonl:4" in said
     assert "In the first 4 records: Later messages change earlier answers, so 15 rows are added" in said

@@ -14,7 +14,7 @@ from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.progress import BuildProgress
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
-from chatmill.compiler.trial import compare_with_own, sampled
+from chatmill.compiler.sample import first_conversations
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
@@ -56,7 +56,7 @@ def test_a_build_says_what_it_chose_and_why(model: Path, chats: Path, tmp_path: 
     assert f"tokenizer {model} (as asked for)" in said
     assert f"template {model} (the model's own)" in said
     assert "policy assistant (that of the template)" in said
-    assert "other ids" not in said
+    assert "not the model's own" not in said
     file = call("build", chats, "-o", tmp_path / "b", "-t", model / "tokenizer.json", "-w", "0")
     assert f"template {model} (the model's own)" in file  # the folder of the file has it
     plain = call("build", chats, "-o", tmp_path / "c", "-w", "0")
@@ -67,18 +67,13 @@ def test_a_build_says_what_it_chose_and_why(model: Path, chats: Path, tmp_path: 
     assert json.loads(call("build", chats, "-o", tmp_path / "d", "-t", model, "-w", "0", "--json"))["format"]
 
 
-def test_another_template_is_compared_with_the_models_own(model: Path, chats: Path, tmp_path: Path) -> None:
+def test_another_template_than_the_models_own_is_named(model: Path, chats: Path, tmp_path: Path) -> None:
     said = call("build", chats, "-o", tmp_path / "a", "-t", model, "-T", "chatml", "-w", "0")
-    assert "3 of 3 sampled conversations get other ids than the model saw" in said
-    assert f"{chats}:1, from token" in said
-    assert f"choose its own: --template {model}" in said
-    assert "3 of 3 sampled" in recipe_text(look_at([str(chats)], tokenizer=str(model), template="chatml"))
+    assert f"to train that, choose --template {model}." in said
+    written = recipe_text(look_at([str(chats)], tokenizer=str(model), template="chatml"))
+    assert "The template chatml is not the model's own" in written
     look = look_at([str(chats)], tokenizer=str(model / "tokenizer.json"))
     assert (look.recipe.template, look.recipe.add_control_tokens) == (str(model), False)
-    same = tmp_path / "same.jinja"
-    same.write_text(OWN)
-    said = call("build", chats, "-o", tmp_path / "b", "-t", model, "-T", same, "-w", "0")
-    assert "writes the same ids: 3 sampled conversations compared" in said
 
 
 def test_ids_beyond_the_models_vocabulary_are_an_error(model: Path, chats: Path, tmp_path: Path) -> None:
@@ -104,15 +99,13 @@ def test_ids_beyond_the_models_vocabulary_are_an_error(model: Path, chats: Path,
         to_hf_dataset(tmp_path / "c", model=str(tmp_path))
 
 
-def test_the_comparison_takes_few_conversations_of_much_text(model: Path, tmp_path: Path) -> None:
-    """Reasoning and calls are text, too, and each conversation is written once, whatever the recipe expands."""
+def test_few_conversations_of_much_text_are_tried(model: Path, tmp_path: Path) -> None:
+    """Reasoning and calls are text, too."""
     thought = {"role": "assistant", "content": "two", "reasoning_content": "x" * 300_000}
     talk = [{"role": "user", "content": "one"}, thought] * 2
     path = write_jsonl(tmp_path / "long.jsonl", [{"id": str(n), "messages": talk} for n in range(9)])
     recipe = recipe_of({"sources": [{"path": str(path)}], "tokenizer": str(model), "template": "chatml"})
-    assert len(sampled(recipe)) == 2
-    found = compare_with_own(recipe, sampled(recipe))
-    assert "2 of 2 sampled conversations" in found[0]
+    assert len(first_conversations(recipe)) == 2
 
 
 def test_a_terminal_sees_what_a_build_is_at(model: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,8 +182,7 @@ def _show_start(
 ) -> None:
     """Say what is not read, which tokenizer, template and policy are used and why, and what a sample shows."""
     from chatmill.compiler.progress import BuildProgress
-    from chatmill.compiler.run import driver_pipeline
-    from chatmill.compiler.trial import compare_with_own, other_own, sampled, trial_lines
+    from chatmill.compiler.sample import other_template_line, trial_lines
     from chatmill.render.registry import find_template, own_template
 
     for source in recipe.sources:
@@ -206,17 +205,15 @@ def _show_start(
     console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
-    if other_own(recipe) is not None:
-        for sentence in compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe)):  # kept for the build
-            console.print(sentence, style="yellow")
-    for line in trial_lines(recipe):
-        console.print(line, style="yellow")
+    for line in (other_template_line(recipe), *trial_lines(recipe)):
+        if line:
+            console.print(line, style="yellow")
 
 
 def _show_sampled(result: BuildResult, recipe: dict[str, Any] | str) -> None:
     """Show an answer that is trained as a model writes it, if there is one."""
     from chatmill.compiler.recipe import recipe_of
-    from chatmill.compiler.trial import sampled_example
+    from chatmill.compiler.sample import sampled_example
     from chatmill.core.ledger import AS_SAMPLED, Ledger
     from chatmill.look.safe_text import visible
 

@@ -82,6 +82,6 @@ def _show(look: FirstLook, path: Path) -> None:
             console.print(visible(line), soft_wrap=True, style="yellow")
     if look.unused:
         console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
-    for sentence in look.own_template:
-        console.print(sentence, soft_wrap=True, style="yellow")
+    if look.other_template:
+        console.print(look.other_template, soft_wrap=True, style="yellow")
     console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

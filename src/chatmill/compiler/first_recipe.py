@@ -21,15 +21,13 @@ from chatmill.compiler.gates import Gate, gates_of
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, Source, recipe_of
-from chatmill.compiler.trial import COMPARED, compare_with_own, size_of
+from chatmill.compiler.sample import other_template_line, sample_file
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.ledger import REPAIRED, Ledger
 from chatmill.core.publish import storing
-from chatmill.core.tools import listed_tools
 from chatmill.errors import DataError, NoReferenceError, RecordError
 from chatmill.pack.overflow import Overflow
-from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import map_of
 from chatmill.read.places import Place
 from chatmill.render.jinja.options import Expand
@@ -88,8 +86,8 @@ class FirstLook(NamedTuple):
     """Fields that are not used, with the records that have something in them."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
-    own_template: list[str]
-    """How the template differs from the model's own, in sentences, where another one was asked for."""
+    other_template: str
+    """A sentence where another template than the model's own was asked for; else empty."""
 
     @property
     def unusable(self) -> int:
@@ -162,7 +160,7 @@ def look_at(
         option_names=tuple(pipeline.template.option_names),
         unused=unused_fields(conversations),
         gates=gates,
-        own_template=compare_with_own(recipe, conversations[:COMPARED], pipeline),
+        other_template=other_template_line(recipe),
     )
 
 
@@ -176,30 +174,21 @@ def _tokenizer(name: str) -> Tokenizer:
 
 def _look_at_file(path: Place, shape: str | None, sample: int, files: int, preferences: str | None) -> FileLook:
     """Look at some of the first records of one of `files` files: evenly spread ones, and the longest."""
-    records: list[Conversation | RecordError] = []
-    source = ConversationFile(path, shape=shape, on_error=records.append, preferences=preferences)
-    sizes: list[int] = []
-    """Characters of each record."""
-    whole, text = True, 0
-    for conversation in source:
-        if sizes and (len(records) >= sample or text > READ_CHARACTERS // files):
-            whole = False
-            break
-        sizes += [0] * (len(records) - len(sizes))
-        sizes.append(sum(map(size_of, conversation.messages)) + len(listed_tools(conversation.tools)))
-        text += sizes[-1]
-        records.append(conversation)
-    if not records:
+    first = sample_file(
+        path, shape=shape, preferences=preferences, most_records=sample, most_characters=READ_CHARACTERS // files
+    )
+    if not first.records:
         raise DataError(f"{path} holds no record; leave it out")
-    step = 1 + text * files // SAMPLE_CHARACTERS
-    chosen = {*range(0, len(records), step), *([sizes.index(max(sizes))] if sizes else [])}
-    looked = [records[place] for place in sorted(chosen)]
+    step = 1 + sum(first.sizes) * files // SAMPLE_CHARACTERS
+    longest = first.sizes.index(max(first.sizes))
+    chosen = sorted({*range(0, len(first.records), step), longest})
+    looked = first._replace(records=[first.records[place] for place in chosen])
     return FileLook(
         path=str(path),
-        shape=shape or source.shape.name,
-        conversations=tuple(record for record in looked if isinstance(record, Conversation)),
-        bad=Counter(record.code for record in looked if isinstance(record, RecordError)),
-        whole=whole and step == 1,
+        shape=first.shape,
+        conversations=tuple(looked.conversations),
+        bad=Counter(record.code for record in looked.records if isinstance(record, RecordError)),
+        whole=first.is_whole and step == 1,
     )
 
 
