@@ -20,7 +20,6 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.read.files import read_records
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.mapped import map_file
-from chatmill.tokenizer.hub_cache import hub_folder
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.checkpoint import checkpoints
 from chatmill.train.trainer import fit
@@ -106,15 +105,12 @@ def test_used_up_memory_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_caches_are_in_the_home_folder_or_where_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CACHE_HOME", "CHATMILL_CACHE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    for name in ("XDG_CACHE_HOME", "CHATMILL_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_cache() == tmp_path / ".cache"
     assert chatmill_cache() == tmp_path / ".cache" / "chatmill"
-    assert hub_folder() == tmp_path / ".cache" / "huggingface" / "hub"
     monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
     assert chatmill_cache() == tmp_path / "caches" / "chatmill"
-    assert hub_folder() == tmp_path / "caches" / "huggingface" / "hub"
     monkeypatch.setenv("CHATMILL_CACHE", "~/mill")
     assert chatmill_cache() == tmp_path / "mill"
-    assert hub_folder() == tmp_path / "caches" / "huggingface" / "hub"

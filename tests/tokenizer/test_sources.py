@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import tokenizers
 from hypothesis import given
@@ -226,17 +227,14 @@ LINE = f'hf download {NAME} --include "*.json" --include "*.jinja"'
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the cache has the model, if it has it."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
 
 
 def test_a_model_in_the_cache(model: Path) -> None:
-    """With a main branch that names its state, or with one state alone; of two, none is guessed."""
+    """Its main branch names its state; without one, none is guessed."""
     shutil.copytree(QWEN3, model / "snapshots" / "0123456789abcdef")
-    assert cached_model(NAME) == model / "snapshots" / "0123456789abcdef"
     (model / "snapshots" / "other").mkdir()
     assert cached_model(NAME) is None
     (model / "refs").mkdir()
