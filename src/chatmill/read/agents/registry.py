@@ -66,6 +66,11 @@ def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
         head: First bytes of the file.
         read_more: Returns so many first bytes, for a first line that is longer.
     """
+    text = head.removeprefix(BOM).lstrip()
+    if not text.startswith((b"{", b"[")):
+        # Not JSON, perhaps a bomb: no more of it is unpacked here.
+        return ""
+
     lines = head.removeprefix(BOM).split(b"\n")
     whole = lines if len(head) < 1 << 16 else lines[:-1]
     if not whole:
@@ -76,7 +81,6 @@ def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
         name = _format_of_line(line)
         if name:
             return name
-    text = head.removeprefix(BOM).lstrip()
     is_one_value = text.startswith(b"[") or (text.startswith(b"{") and whole[0].strip() == b"{")
     if is_one_value:
         return _format_of_value(read_more(LINE_LIMIT).removeprefix(BOM))
