@@ -232,6 +232,7 @@ CONVERSATIONS = st.builds(
     st.lists(PLAIN | FULL, max_size=3).map(tuple),
     tools=st.lists(OBJECTS, max_size=2).map(tuple),
     rejected=st.just(()),
+    margin=st.none() | st.floats(allow_nan=False, width=32),
     **dict.fromkeys(("id", "source", "where"), TEXT) | dict.fromkeys(("metadata", "options"), OBJECTS),
 )
 
