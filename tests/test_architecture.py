@@ -57,10 +57,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
     "rollouts": {"core", "tokenizer", "render"},
+    "capture": {"core", "read", "json_values"},
     "__main__": {"cli"},
     "cli": MIDDLE
     | {"__init__", "console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron"}
-    | {"rollouts"},
+    | {"rollouts", "capture"},
 }
 TORCH_ROOMS = {"train", "megatron", "torchtitan"}
 TORCH_FILES = {"load/collate.py", "load/reference_kernels.py"}

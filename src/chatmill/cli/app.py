@@ -16,6 +16,7 @@ COMMANDS = {
     "export": ("build", "Write a dataset in the format of a trainer."),
     "transcripts": ("build", "Write conversations as marker transcripts."),
     "pack": ("build", "Pack plain texts into rows of tokens."),
+    "capture": ("build", "Record the calls of agents, through a proxy."),
     "inspect": ("look", "Show conversations or a dataset token by token."),
     "stats": ("look", "Count and plot: lengths, trained shares, ledger."),
     "view": ("look", "Look at a dataset in the browser."),

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from chatmill.errors import RecordError
@@ -22,6 +23,43 @@ SESSION_FIELDS = ("session_id", "run", "trace_id")
 CALL_FIELDS = ("reward",)
 CUT_MARK = "litellm_truncated"
 REDACTED = "redacted-by-litellm"
+KEY_MARK = "[key removed by chatmill capture]"
+"""What `chatmill capture` writes in the place of a key that stands in a body."""
+
+
+class CallOutcome(StrEnum):
+    """What becomes of one logged call."""
+
+    ROOT = "root"
+    """It begins a history, of a task that is new in its run."""
+    BRANCH = "branch"
+    """It begins another history of a task that the run has already."""
+    JOINED = "joined"
+    """It continues a history."""
+    REPEATED = "repeated"
+    """It is the same response as an earlier one."""
+    CUT = "cut"
+    """Its answer did not come to its end."""
+    FAILED = "failed"
+    """It has no answer."""
+    UNREADABLE = "unreadable"
+    """It cannot be read, for a reason with a code."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggedCall:
+    """One record of a log, as far as it could be understood."""
+
+    run: str = ""
+    outcome: CallOutcome = CallOutcome.UNREADABLE
+    code: str = ""
+    """Reason why it is unreadable."""
+    sampled_tokens: int | None = None
+    """Tokens of its answers, by their ids or by what the server counted."""
+    has_ids: bool = False
+    answers: list[AgentTurn] = field(default_factory=list)
+    lost_before: int = 0
+    """Calls before it that were not recorded."""
 
 
 def is_request_log(record: Mapping[str, Any]) -> bool:
@@ -53,7 +91,6 @@ class _Chain:
     """A history that grows with each call that continues it."""
 
     branch: AgentBranch
-    response_ids: set[str] = field(default_factory=set)
 
 
 class CallJoiner:
@@ -65,31 +102,58 @@ class CallJoiner:
         """Histories by the hash of all their messages, the last answer included."""
         self._answers: dict[tuple[str, str], str] = {}
         """Answers that were seen: request and answer, to the id of the response."""
-        self._requests: dict[str, int] = {}
+        self._requests: dict[str, list[tuple[str, AgentTurn]]] = {}
+        """Answers to each request, with their hashes."""
+        self._histories: set[str] = set()
+        """Hashes of everything that a request was seen to begin with."""
+        self._roots: set[str] = set()
+        """Tasks of histories, with their runs."""
+        self.calls: list[LoggedCall] = []
+        """All records, in order."""
+        self.unused: set[int] = set()
+        """Identities of turns that the client asked for again."""
         self._turns_of_response: dict[str, list[AgentTurn]] = {}
 
     def add_record(self, record: Any, place: str) -> None:
         """Add one record of the log; what is wrong with it is kept as an error."""
+        call = LoggedCall()
+        self.calls.append(call)
         try:
-            self._add(record, place)
+            self._add(record, place, call)
         except RecordError as error:
+            call.outcome = CallOutcome.UNREADABLE
+            call.code = error.code
             error.message = f"{place}: {error.message}"
             error.args = (error.message,)
             self.run.errors.append(error)
 
     def finish(self) -> AgentRun:
         """Return the run with all histories, in the order of their first calls."""
-        repeated = sum(count - 1 for count in self._requests.values())
+        repeated = sum(len(answers) - 1 for answers in self.unresolved())
         if repeated:
             self.run.lacks.add("mark which of several answers to one prompt was used", repeated)
         return self.run
 
-    def _add(self, record: Any, place: str) -> None:
+    def unresolved(self) -> list[list[AgentTurn]]:
+        """Return the answers of requests with several, of which no later call contains one."""
+        groups: list[list[AgentTurn]] = []
+        for answers in self._requests.values():
+            used = any(answer_hash in self._histories for answer_hash, _ in answers)
+            if len(answers) > 1 and not used:
+                groups.append([turn for _, turn in answers])
+        return groups
+
+    def _add(self, record: Any, place: str, call: LoggedCall) -> None:
         if not isinstance(record, Mapping):
             raise RecordError("a logged call must be an object", code="record_type")
+        meta = _meta(record)
+        call.run = meta.get("session", "")
+        call.lost_before = _count(record.get("lost"))
         request, response, is_whole = _request_and_response(record)
         if request is None or response is None:
-            self.run.lacks.add("answers of failed calls")
+            call.outcome = CallOutcome.CUT if response is None and _is_cut(record) else CallOutcome.FAILED
+            lacking = "end of cut streams" if call.outcome is CallOutcome.CUT else "answers of failed calls"
+            self.run.lacks.add(lacking)
             return
         _refuse_redacted(request, response)
         turns, tools, unknown = read_request(request, self.run.lacks)
@@ -98,23 +162,39 @@ class CallJoiner:
                 unknown = unknown or "the server holds the history (previous_response_id)"
             else:
                 turns = _continue(self._turns_of_response[str(previous)], turns)
+        call.sampled_tokens = _counted_tokens(response)
         if is_rollout(response):
-            self._add_rollout(turns, tools, response, _meta(record), place)
+            self._add_rollout(turns, tools, response, meta, place, call)
             return
         answers = read_answers(response, self.run.lacks)
+        call.has_ids = bool(answers) and all("token_ids" in answer.message for answer in answers)
+        if call.has_ids:
+            call.sampled_tokens = sum(len(answer.message["token_ids"]) for answer in answers)
         is_whole = is_whole and bool(answers)
         if not is_whole:
+            call.outcome = CallOutcome.CUT
             self.run.lacks.add("end of cut streams")
             return
         for answer in answers:
-            self._add_answer(turns, tools, answer, _meta(record), unknown or answer.unknown, place)
+            answer.unknown = unknown or answer.unknown
+            self._add_answer(turns, tools, answer, dict(meta), place, call)
+        self._drop_earlier_tries(turns, tools, call, _count(record.get("retry")))
 
     def _add_rollout(
-        self, turns: list[AgentTurn], tools: list[Any], response: Mapping[str, Any], meta: dict[str, Any], place: str
+        self,
+        turns: list[AgentTurn],
+        tools: list[Any],
+        response: Mapping[str, Any],
+        meta: dict[str, Any],
+        place: str,
+        call: LoggedCall,
     ) -> None:
         """Add a history that is whole in one record."""
         session = meta.pop("session", None) or _first_words(turns, _hashes(turns, tools))
         answers = rollout_turns(response, self.run.lacks, place)
+        call.outcome = CallOutcome.ROOT
+        call.answers = [turn for turn in answers if turn.key is not None]
+        call.has_ids = all("token_ids" in turn.message for turn in call.answers)
         branch = AgentBranch([*turns, *answers], tools=tools, fields={**meta, "session": session})
         self.run.branches.append(branch)
 
@@ -124,11 +204,12 @@ class CallJoiner:
         tools: list[Any],
         answer: LoggedAnswer,
         meta: dict[str, Any],
-        unknown: str,
         place: str,
+        call: LoggedCall,
     ) -> None:
         """Add one answer to the history that its request continues, or begin another one."""
-        hashes = _hashes(turns, tools)
+        hashes = _hashes(turns, tools, call.run)
+        self._histories.update(hashes)
         request_hash = hashes[-1]
         answer_hash = _hash(request_hash, answer.message)
         response_id = answer.response_id
@@ -136,13 +217,20 @@ class CallJoiner:
         # The same response twice is one answer; two responses with the same words are two.
         if seen is not None and (seen == response_id or not response_id):
             self.run.lacks.add("difference between repeats of a call")
+            call.outcome = CallOutcome.REPEATED
             return
         self._answers[request_hash, answer_hash] = response_id
-        self._requests[request_hash] = self._requests.get(request_hash, 0) + 1
 
         key = None if answer.is_refusal else (place, answer.index)
-        turn = AgentTurn(answer.message, key, answer.model, unknown)
-        chain = self._continued(turns, hashes, meta, "prompt_token_ids" in answer.message)
+        turn = AgentTurn(answer.message, key, answer.model, answer.unknown)
+        call.answers.append(turn)
+        # Several choices of one response are no repeats of a call.
+        if answer.index == 0:
+            self._requests.setdefault(request_hash, []).append((answer_hash, turn))
+        chain = self._continued(turns, hashes, answer.message.get("prompt_token_ids"))
+        call.outcome = CallOutcome.JOINED
+        if chain is None:
+            chain = self._begin(turns, hashes, meta, call)
         known = len(chain.branch.turns)
         chain.branch.turns += [*turns[known:], turn]
         self._open.setdefault(answer_hash, []).append(chain)
@@ -150,21 +238,66 @@ class CallJoiner:
         if response_id:
             self._turns_of_response[response_id] = list(chain.branch.turns)
 
-    def _continued(
-        self, turns: list[AgentTurn], hashes: list[str], meta: dict[str, Any], has_prompt_ids: bool
-    ) -> _Chain:
-        """Return the longest history that these messages continue and that nothing else has continued, or a new one."""
+    def _continued(self, turns: list[AgentTurn], hashes: list[str], prompt_ids: list[int] | None) -> _Chain | None:
+        """Return the longest history that a request continues and nothing else has continued, if there is one."""
         for length in range(len(turns), 0, -1):
             for chain in self._open.get(hashes[length], ()):
-                last = chain.branch.turns[-1]
-                # Answers of one record either all carry the ids of their prompts, or none does.
-                if ("prompt_token_ids" in last.message) == has_prompt_ids:
+                if _continues_ids(chain.branch.turns[-1].message, prompt_ids):
                     self._open[hashes[length]].remove(chain)
                     return chain
-        session = meta.pop("session", None) or _first_words(turns, hashes)
+        return None
+
+    def _begin(self, turns: list[AgentTurn], hashes: list[str], meta: dict[str, Any], call: LoggedCall) -> _Chain:
+        """Return a history that begins with a request."""
+        task = _first_words(turns, hashes)
+        call.outcome = CallOutcome.BRANCH if task in self._roots else CallOutcome.ROOT
+        self._roots.add(task)
+        session = meta.pop("session", None) or task
         branch = AgentBranch([], fields={**meta, "session": session}, has_system=True)
         self.run.branches.append(branch)
         return _Chain(branch)
+
+    def _drop_earlier_tries(self, turns: list[AgentTurn], tools: list[Any], call: LoggedCall, retry: int) -> None:
+        """Train no answer of a call that the client made again: it has not taken that answer."""
+        request_hash = _hashes(turns, tools, call.run)[-1]
+        own = {id(turn) for turn in call.answers}
+        for _, turn in self._requests.get(request_hash, ()) if retry else ():
+            if id(turn) not in own and turn.key is not None:
+                turn.key = None
+                self.unused.add(id(turn))
+                self.run.lacks.add("use of answers that were asked for again")
+
+
+def _continues_ids(last: Mapping[str, Any], prompt_ids: list[int] | None) -> bool:
+    """Return whether a prompt continues the ids of the answer before; histories without ids continue each other."""
+    before = last.get("prompt_token_ids")
+    if before is None or prompt_ids is None:
+        return before is None and prompt_ids is None
+    known = [*before, *last["token_ids"]]
+    return prompt_ids[: len(known)] == known
+
+
+def _is_cut(record: Mapping[str, Any]) -> bool:
+    """Return whether a call has an answer that did not come to its end."""
+    status = record.get("status")
+    has_answer = record.get("response") is not None or bool(record.get("events"))
+    return record.get("complete") is False and isinstance(status, int) and status < 400 and has_answer
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _counted_tokens(response: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the server says it sampled."""
+    usage = response.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    for name in ("completion_tokens", "output_tokens"):
+        count = usage.get(name)
+        if isinstance(count, int):
+            return count
+    return None
 
 
 def _request_and_response(record: Mapping[str, Any]) -> tuple[Any, Any, bool]:
@@ -182,12 +315,15 @@ def _request_and_response(record: Mapping[str, Any]) -> tuple[Any, Any, bool]:
             "messages": _decoded(record.get("messages")),
         }
     status = record.get("status")
-    if status == "failure" or (isinstance(status, int) and status >= 400) or record.get("error"):
+    is_failure = status == "failure" or (isinstance(status, int) and status >= 400)
+    # What is left of an answer that was cut is no answer, and may end inside of an event.
+    if is_failure or record.get("error") or record.get("complete") is False:
         return request, None, False
     response = record.get("response")
     if not response:
         response = record.get("events")
-    is_whole = record.get("complete") is not False
+    _refuse_other_bytes(request, response)
+    is_whole = True
     if isinstance(response, str) and not is_stream(response):
         response = _decoded(response)
     if is_stream(response):
@@ -204,10 +340,19 @@ def _decoded(value: Any) -> Any:
     return value
 
 
+def _refuse_other_bytes(request: object, response: object) -> None:
+    """Refuse bodies that a capture kept as bytes, because they are no JSON."""
+    for name, body in (("request", request), ("response", response)):
+        if isinstance(body, Mapping) and body.keys() == {"base64"}:
+            raise RecordError(f"the {name} is no JSON", code="invalid_json", path=name)
+
+
 def _refuse_redacted(request: Mapping[str, Any], response: Mapping[str, Any]) -> None:
     text = json.dumps([request, response], ensure_ascii=False, default=str)
     if CUT_MARK in text:
         raise RecordError("the log has cut texts in the middle (litellm_truncated)", code="text_cut")
+    if KEY_MARK in text:
+        raise RecordError("a key was taken out of the texts (chatmill capture)", code="text_cut")
     if REDACTED in text:
         raise RecordError("the texts were taken out of the log (redacted-by-litellm)", code="text_cut")
 
@@ -240,9 +385,9 @@ def _first_words(turns: list[AgentTurn], hashes: list[str]) -> str:
     return hashes[-1][:16]
 
 
-def _hashes(turns: list[AgentTurn], tools: list[Any]) -> list[str]:
-    """Return the hash of each beginning of a history, the empty one first."""
-    text = json.dumps(tools, ensure_ascii=False, sort_keys=True)
+def _hashes(turns: list[AgentTurn], tools: list[Any], run: str = "") -> list[str]:
+    """Return the hash of each beginning of a history, the empty one first; runs do not continue each other."""
+    text = json.dumps([run, tools], ensure_ascii=False, sort_keys=True)
     hashes = [hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()]
     for turn in turns:
         hashes.append(_hash(hashes[-1], turn.message))

@@ -58,6 +58,11 @@ def _text_events(text: str) -> Iterator[Any]:
     if text.lstrip().startswith("{"):
         yield decoded_text(text)
         return
+    if text == DONE:
+        yield DONE
+        return
+    if text.strip() and not text.lstrip().startswith(("data:", "event:", "id:", "retry:", ":")):
+        raise RecordError(f"an event of the stream is no JSON: {text[:40]!r}", code="bad_stream")
     # An event may have several lines of data; a blank line ends it.
     for block in text.replace("\r\n", "\n").split("\n\n"):
         lines = [line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:")]
