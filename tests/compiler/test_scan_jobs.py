@@ -190,3 +190,24 @@ def test_borders_of_groups_are_those_of_a_reader_of_all_records(files: Any, data
         except DataError as error:
             found = str(error).partition(", ")[0]
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (["", "", ""], r"a\.jsonl:3: an earlier record has the same q, '0', .* sort the input by q, or"),
+        (["x", "y", "x"], r"a\.jsonl:3: an earlier record of the source 'x' has .* sort the input by source and q, or"),
+    ],
+)
+def test_a_group_in_two_chunks_is_an_error_that_says_how_to_sort(fast: Path, sources: list[str], message: str) -> None:
+    """Records of two sources in one file are in groups of their own."""
+    groups = [0, 0 if sources[1] else 1, 0]
+    records = [
+        {**chat, "q": group} | ({"source": source} if source else {})
+        for chat, group, source in zip(chats(3, 1), groups, sources, strict=True)
+    ]
+    path = write_jsonl(fast / "a.jsonl", records)
+    recipe = plain_recipe(path, shard_bytes=1)
+    recipe["sources"][0]["pick"] = {"group": "q"}
+    with pytest.raises(DataError, match=message):
+        run_build(recipe, fast / "out", workers=0)

@@ -187,11 +187,13 @@ class _GroupsOfChunks:
         chunk = int(owners[1:][is_again].min())
         repeated = {key.tobytes() for key in keys[1:][is_again & (owners[1:] == chunk)]}
         job = RepeatedGroupJob(pieces=tuple(chunks[chunk]), field=self._field, repeated=frozenset(repeated))
-        ((where, value),) = results_of(executor, find_repeated, [job])
+        ((where, value, own_source),) = results_of(executor, find_repeated, [job])
+        of_source = f" of the source {own_source!r}" if own_source else ""
+        fields = f"source and {self._field}" if own_source else self._field
         raise DataError(
-            f"{where}: an earlier record has the same {self._field}, {value!r}, and is too far away to be in one group "
-            f"with this one: sort the input by {self._field}, or build with a larger shard_bytes, so that both are in "
-            "one chunk"
+            f"{where}: an earlier record{of_source} has the same {self._field}, {value!r}, and is too far away to be "
+            f"in one group with this one: sort the input by {fields}, or build with a larger shard_bytes, so that both "
+            "are in one chunk"
         )
 
 
@@ -210,11 +212,13 @@ class RepeatedGroupJob:
         return f"the groups of {self.pieces[0].range.describe()}"
 
 
-def find_repeated(job: RepeatedGroupJob) -> tuple[str, str]:
-    """Return where the record is, and what it has in the field."""
+def find_repeated(job: RepeatedGroupJob) -> tuple[str, str, str]:
+    """Return the place of the record, its value in the field, and the source that it names itself."""
     for piece in job.pieces:
         groups = list(record_groups(piece.range, job.field))[: piece.max_records]
         for number, group in enumerate(groups[piece.skip :], piece.range.first + piece.skip):
             if group is not None and _digest(group) in job.repeated:
-                return f"{piece.range.before}{number}", group.partition("\0")[2].partition(" ")[2][:60]
+                source, _, value = group.partition("\0")
+                own_source = "" if source == piece.range.source else source
+                return f"{piece.range.before}{number}", value.partition(" ")[2][:60], own_source
     raise DataError(f"{job.label}: other groups than before. Leave the inputs alone, and build again")
