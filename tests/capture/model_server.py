@@ -25,7 +25,7 @@ END = 260
 
 def answer_to(body: dict[str, Any]) -> tuple[str, str]:
     """Return the reasoning and the text of the answer to a request."""
-    name = hashlib.sha256(json.dumps(body.get("messages") or body.get("input")).encode()).hexdigest()[:12]
+    name = hashlib.sha256(repr(body.get("messages") or body.get("input")).encode()).hexdigest()[:12]
     return f"Think {name[:4]}. ", f"Answer {name}: naïve → ✓"
 
 
@@ -87,7 +87,7 @@ def sampled_ids(body: dict[str, Any]) -> list[int]:
 
 
 def usage_of(body: dict[str, Any]) -> dict[str, int]:
-    prompt = len(json.dumps(body["messages"]).encode())
+    prompt = sum(len(str(message["content"])) for message in body["messages"])
     sampled = len(sampled_ids(body))
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
