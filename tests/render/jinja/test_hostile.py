@@ -167,10 +167,19 @@ def test_no_template_reaches_beyond_its_data(name: str) -> None:
         "cycler('a')",
         "cycler('a').next",
         "messages|map(attribute='role')",
+        "{'k': 1}.get",
+        "'x'.upper",
+        "'x'['upper']",
+        "[1]|batch(1)",
+        "{}|items",
     ],
 )
 @pytest.mark.parametrize(
-    "form", ["{{ VALUE }}", "{{ VALUE ~ '' }}", "{{ [VALUE]|join }}", "{{ VALUE|string }}", "{{ VALUE|safe }}"]
+    "form",
+    [
+        *("{{ VALUE }}", "{{ VALUE ~ '' }}", "{{ [VALUE]|join }}", "{{ VALUE|string }}", "{{ VALUE|safe }}"),
+        *("{{ [VALUE] }}", "{{ {'k': (VALUE,)} }}", "{{ 'x' ~ [VALUE] }}", "{{ namespace(k=VALUE) }}"),
+    ],
 )
 def test_no_text_is_a_place_in_memory(value: str, form: str) -> None:
     """Python writes such a value as its address, which is another one in every build."""
@@ -179,6 +188,16 @@ def test_no_text_is_a_place_in_memory(value: str, form: str) -> None:
         of_text("{% for m in messages %}" + written + "{{ m.content }}<|e|>{% endfor %}", ("<|e|>",)).write(
             CONVERSATION
         )
+
+
+@pytest.mark.parametrize("others", ["['x']", "('a',)", "{'c': 1}.keys()"])
+@pytest.mark.parametrize("use", ["|join", "|list", "|first", "|length", ""])
+def test_no_text_has_the_order_of_a_set(others: str, use: str) -> None:
+    """It differs from process to process."""
+    with pytest.raises(RecordError, match="a set has no order that is the same at every run"):
+        of_text(
+            "{{ ({'a': 1, 'b': 2}.keys() - " + others + ")" + use + " }}{{ messages[1].content }}<|e|>", ("<|e|>",)
+        ).write(CONVERSATION)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1e999 - 1e999"])

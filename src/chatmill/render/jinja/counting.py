@@ -26,6 +26,7 @@ from chatmill.render.jinja.limits import (
     measured,
     refuse_length,
     text_size,
+    values_inside,
 )
 from chatmill.render.jinja.operations import FREE, OPERATORS, SMALL, Operation, charge, search_steps
 from chatmill.render.jinja.template_code import CountingGenerator
@@ -123,8 +124,9 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
         """Count a value that is written."""
         if type(value) in SCALARS or isinstance(value, (str, jinja2.Undefined)):
             return
-        refuse_address(value)
         whole = measured((value,), self.budget)
+        for inner in values_inside(value):
+            refuse_address(inner)
         self.budget.step(4 + 2 * whole.items + whole.size // 50)
         self.budget.make(TEXT_BYTES + whole.written)
 
@@ -224,7 +226,10 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
                 raise LimitError("a number of that size")
             return result
         growth = charge(OPERATORS[operator], left, (right,), self.budget)
-        return self.finished(self.operated(context, operator, left, right), None, growth)
+        made = self.operated(context, operator, left, right)
+        if isinstance(made, set):  # of keys of objects
+            raise SecurityError("a set has no order that is the same at every run")
+        return self.finished(made, None, growth)
 
     def operated(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Return what an operator gives, after it was counted."""

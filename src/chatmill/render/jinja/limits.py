@@ -6,7 +6,7 @@ characters counts one byte each, other text two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jinja2
@@ -149,6 +149,18 @@ def measured(values: Iterable[Any], budget: Budget | None = None) -> Measured:
         if depth > MAX_DEPTH:
             raise LimitError(f"it uses lists inside lists, more than {MAX_DEPTH} levels of them")
     return Measured(characters, items, depth, is_wide)
+
+
+def values_inside(value: Any) -> Iterator[Any]:
+    """Yield a value and all that is in it, as often as it is."""
+    level = [value]
+    while level:
+        inner: list[Any] = []
+        for one in level:
+            yield one
+            if type(one) not in SCALARS and not isinstance(one, str):
+                inner += _inside(one)
+        level = inner
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -33,7 +33,7 @@ from chatmill.render.jinja.limits import (
     length_of,
 )
 from chatmill.render.jinja.operations import FILTERS, OF_OTHERS, OF_TEXTS, charge
-from chatmill.render.jinja.template_code import refuse_long_source
+from chatmill.render.jinja.template_code import compute_plain_constants_alone, refuse_long_source
 from chatmill.render.official_harmony import tools_text
 
 MAX_STEPS = 1_000_000
@@ -295,7 +295,9 @@ def _count_of(messages: Any) -> int:
 @lru_cache(maxsize=128)
 def _code_of(kind: type[PlainSandbox], source: str) -> CodeType:
     """A template's code, which takes long to write and depends on nothing but its text and the kind of the sandbox."""
-    return kind().compile(source)
+    environment = kind()
+    compute_plain_constants_alone(environment)
+    return environment.compile(source)
 
 
 def _failure(template: jinja2.Template, error: Exception) -> jinja2.TemplateError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
+import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, has_safe_repr
 from markupsafe import Markup
 
 from chatmill.render.jinja.limits import ITEM_BYTES, MAX_SOURCE, MAX_TOKENS, TEXT_BYTES, LimitError
@@ -169,3 +171,24 @@ def refuse_long_source(source: str, tokens: Iterable[Any]) -> None:
         raise LimitError(f"it is longer than {MAX_SOURCE:,} characters")
     if sum(1 for _ in tokens) > MAX_TOKENS:
         raise LimitError(f"it has more than {MAX_TOKENS:,} names, signs and texts")
+
+
+def compute_plain_constants_alone(environment: jinja2.Environment) -> None:
+    """Have Jinja compute constants while it compiles only where Python writes all that is in them as plain values.
+
+    A function or an iterator has its place in memory in its text, which would stand in the code of the template.
+    """
+    for name in ("getattr", "getitem"):
+        setattr(environment, name, _giving_plain_values(getattr(environment, name)))
+    environment.filters = {name: _giving_plain_values(filter_) for name, filter_ in environment.filters.items()}
+
+
+def _giving_plain_values(operation: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(operation)
+    def operated(*arguments: Any, **named: Any) -> Any:
+        value = operation(*arguments, **named)
+        if not has_safe_repr(value):
+            raise nodes.Impossible
+        return value
+
+    return operated

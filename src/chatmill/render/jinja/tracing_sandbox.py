@@ -34,7 +34,7 @@ from chatmill.render.jinja.sandbox import (
     is_holder,
     own_of,
 )
-from chatmill.render.jinja.template_code import CountingGenerator
+from chatmill.render.jinja.template_code import CountingGenerator, compute_plain_constants_alone
 from chatmill.render.jinja.traced import (
     SCALARS,
     Measure,
@@ -302,6 +302,7 @@ class TracingSandbox(PlainSandbox):
 def _hooked_code(source: str) -> CodeType:
     """Return a template's code, which takes long to write and depends on nothing but its text."""
     environment = TracingSandbox()
+    compute_plain_constants_alone(environment)
     tree = environment.parse(source)
     hook_loops(tree, environment)
     code = environment._generate(tree, None, None)
