@@ -27,7 +27,7 @@ from chatmill.files.inputs import find_input, refuse_keys_in_input, share_input
 from chatmill.files.stores import StoreAccess
 from chatmill.read.agents.branches import AgentOptions
 from chatmill.read.file_format import FileFormat
-from chatmill.read.places import STDIN, is_elsewhere, place, stdin_copy
+from chatmill.read.places import STDIN, RunFolder, is_elsewhere, is_run_folder, place, stdin_copy
 from chatmill.read.shapes import find_shape
 
 Chunks = tuple[tuple[ChunkPiece, ...], ...]
@@ -84,7 +84,9 @@ def plan_sources(
         shape = None if source.shape is None else find_shape(source.shape).key
         agent = agent_options(source, base)
         for path in _files_of(source, base):
-            FileFormat.of(place(path))  # refuses unknown endings before any file is fetched or read
+            FileFormat.of(
+                place(path if base is None or is_elsewhere(path) else base / path)
+            )  # refuses unknown endings before any file is fetched or read
             home = os.getcwd() if base is None else str(base)
             scans.append(
                 InputScan(
@@ -99,7 +101,7 @@ def plan_sources(
                 )
             )
             owners.append(number)
-    if share or any(is_elsewhere(scan.path) for scan in scans):
+    if share or any(is_elsewhere(scan.path) or is_run_folder(scan.data) for scan in scans):
         access = StoreAccess(options=recipe.as_json()["store"])
         scans = stores.in_parallel(located, [replace(scan, access=access) for scan in scans])
     total = sum(size_and_time(scan)[0] for scan in scans)
@@ -136,9 +138,15 @@ def plan_sources(
 
 
 def located(scan: InputScan) -> InputScan:
-    """Find the file of an order: in its store, or as a copy of standard input, which other machines may need."""
-    if scan.path == STDIN:
-        copy = stdin_copy()
+    """Find the file of an order: in its store, or as a copy of standard input, which other machines may need.
+
+    The files of a run folder are copied into one, as workers read files.
+    """
+    if scan.path == STDIN or is_run_folder(scan.data):
+        if scan.path == STDIN:
+            copy = stdin_copy()
+        else:
+            copy = RunFolder(scan.data).copy_into(Path(scan.spool, "runs"))
         if not scan.share:
             return replace(scan, copy=str(copy))
         digest = Hash.XXH128.of_file(copy)

@@ -8,6 +8,7 @@ from pathlib import Path
 from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, FormatError
 from chatmill.read.file_format import SUFFIXES
+from chatmill.read.run_folders import agent_inputs, run_files
 
 MANIFEST = "manifest.json"
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -18,9 +19,12 @@ def folder_files(path: str | os.PathLike[str]) -> list[str]:
     """Return the files of records in a folder, in order.
 
     Of a folder that `save_to_disk` made, the files of its rows. Of another one, all files in it (not in folders below)
-    whose endings are known.
+    whose endings are known. Of one with runs of agents, the files and folders of these.
     """
     folder = Path(path)
+    runs = agent_inputs(folder)
+    if runs:
+        return runs
     if (folder / SPLITS_FILE).is_file():
         return _one_split(folder)
     if (folder / STATE).is_file():
@@ -43,7 +47,13 @@ def not_read(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     folder = Path(path)
     if any((folder / name).is_file() for name in (SPLITS_FILE, STATE)):
         return [], []
+    if run_files(folder) is not None:
+        return [], []
+    read = {Path(run).relative_to(folder).parts[0] for run in agent_inputs(folder)}
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    # The session of a folder with subagents is read with these.
+    read |= {f"{name}.jsonl" for name in read}
+    names = [name for name in names if name not in read]
     folders = [name for name in names if (folder / name).is_dir()]
     others = [name for name in names if name not in folders and not is_readable(name)]
     return [name for name in others if name not in (STATE, INFO, SPLITS_FILE)], folders
@@ -58,7 +68,9 @@ def holds_records(folder: Path) -> bool:
     """Return whether a folder is one of records, and not a built dataset."""
     if (folder / MANIFEST).is_file():
         return False
-    return any((folder / name).is_file() for name in (STATE, SPLITS_FILE)) or any(map(is_readable, os.listdir(folder)))
+    if any((folder / name).is_file() for name in (STATE, SPLITS_FILE)) or any(map(is_readable, os.listdir(folder))):
+        return True
+    return bool(agent_inputs(folder))
 
 
 def _one_split(folder: Path) -> list[str]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import sys
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
+from chatmill.core.publish import whole_file
 from chatmill.core.scratch import Scratch
 from chatmill.errors import DataError
 from chatmill.files import stores
 from chatmill.files.inputs import StoredInput, find_input, input_name
+from chatmill.read.run_folders import RunFiles, run_files
 
 STDIN = "-"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -75,17 +78,71 @@ class Elsewhere:
         return stdin_copy().stat().st_size if self.url == STDIN else self._look().bytes
 
 
+class RunFolder(Elsewhere):
+    """A folder with the files of one run of an agent, which are read as one file of lines."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, with the ending of what it is read as."""
+        return f"{Path(self.url).absolute().name}.jsonl"
+
+    @property
+    def files(self) -> RunFiles:
+        """The files of the run."""
+        found = run_files(Path(self.url))
+        if found is None:
+            raise DataError(f"{self.url} holds no run of an agent any more")
+        return found
+
+    def copy(self) -> Path:
+        """Return all files as one, which lives as long as this process."""
+        return _joined_run(self.url, self.files.state) / self.name
+
+    def copy_into(self, folder: Path) -> Path:
+        """Write all files as one into a folder, if it is not there yet."""
+        files = self.files
+        target = folder / hashlib.blake2b(files.state.encode(), digest_size=16).hexdigest() / self.name
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as partial:
+                with partial.open("wb") as out:
+                    files.write(out)
+                os.utime(partial, ns=(files.mtime_ns, files.mtime_ns))
+        return target
+
+    def is_file(self) -> bool:
+        """Return whether the folder still holds a run."""
+        return run_files(Path(self.url)) is not None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.files.size
+
+
 Place = Path | Elsewhere
 
 
 def place(path: str | os.PathLike[str]) -> Place:
     """Return a path or URL as something that can be opened."""
-    if isinstance(path, Path | Elsewhere):
+    if isinstance(path, Elsewhere):
         return path
     text = os.fspath(path)
     if text.startswith("file://"):
         return Path(unquote(urlsplit(text).path))
-    return Elsewhere(text) if is_elsewhere(text) else Path(text)
+    if is_elsewhere(text):
+        return Elsewhere(text)
+    return RunFolder(text) if is_run_folder(text) else Path(text)
+
+
+def is_run_folder(path: str) -> bool:
+    """Return whether a name is a folder with the files of one run of an agent."""
+    return os.path.isdir(path) and run_files(Path(path)) is not None
 
 
 def is_elsewhere(path: str) -> bool:
@@ -103,6 +160,19 @@ def matches(pattern: str) -> list[str]:
     if pattern == STDIN or not any(sign in pattern for sign in "*["):
         return [pattern]
     return stores.matching_urls(pattern)
+
+
+@lru_cache(maxsize=256)
+def _joined_run(folder: str, state: str) -> Path:
+    """Write the files of a run as one into a folder of its own; `state` is that of the files."""
+    scratch = Scratch()
+    _SCRATCHES.append(scratch)
+    copy = RunFolder(folder).copy_into(scratch.folder)
+    return copy.parent
+
+
+_SCRATCHES: list[Scratch] = []
+"""Folders of copies, removed with the process."""
 
 
 def stdin_copy() -> Path:

@@ -73,6 +73,8 @@ class _Session:
         self._steps: list[_Step] = []
         self._step_of: dict[str, int] = {}
         self._answered: set[tuple[Any, Any]] = set()
+        self._own_answers: set[str] = set()
+        """Answers of the main agent, which the files of its subagents may repeat."""
 
     def add(self, entry: Any, number: int, error: RecordError | None) -> None:
         """Add one line of the file."""
@@ -130,6 +132,8 @@ class _Session:
             if entry.get("type") != "assistant":
                 continue
             key = (_message_id(entry) or uuid, *_writer(entry))
+            if not entry.get("isSidechain"):
+                self._own_answers.add(str(key[0]))
             if key not in answers:
                 answers[key] = len(self._steps)
                 self._steps.append(_Step([]))
@@ -282,8 +286,12 @@ class _Session:
         last = step.entries[-1].get("message")
         if isinstance(last, Mapping) and last.get("stop_reason") == "max_tokens":
             plain["finish_reason"] = "length"
-        key: Any = (_message_id(first) or first.get("uuid"), *_writer(first))
-        if is_synthetic:
+        name = str(_message_id(first) or first.get("uuid"))
+        key: Any = (name, *_writer(first))
+        if first.get("isSidechain") and name in self._own_answers:
+            self._lacks.add("answers of the main agent, which a subagent repeats")
+            key = None
+        elif is_synthetic:
             key = None
         elif self._is_copy(first):
             self._lacks.add("answers that were copied from another session")

@@ -11,25 +11,7 @@ from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, Lack
 from chatmill.read.agents.dialects import chat_message
 from chatmill.read.agents.request_logs import CallJoiner
 
-LOG_MARKS = ("kwargs", "llm_path", "usage_summary", "fncall_messages")
 CONDENSED = "condensed events"
-
-
-def is_completion_log(record: Mapping[str, Any]) -> bool:
-    """Return whether a file is the log of one model call."""
-    has_request = "messages" in record or "input" in record
-    is_call = has_request and ("response" in record or "error" in record)
-    return is_call and any(mark in record for mark in LOG_MARKS)
-
-
-def is_openhands_event(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is an event, or a result of a benchmark that holds events."""
-    history = record.get("history")
-    if isinstance(history, list) and "instance_id" in record:
-        first = history[0] if history else None
-        first = first[0] if isinstance(first, list) and first else first
-        return isinstance(first, Mapping) and _is_event(first)
-    return _is_event(record)
 
 
 def read_completion_log(file: AgentFile) -> Iterator[AgentRun]:
@@ -65,13 +47,6 @@ def read_openhands_events(file: AgentFile) -> Iterator[AgentRun]:
         run = _Events(file.stem, events, is_damaged=bool(errors)).run()
         run.errors += errors
         yield run
-
-
-def _is_event(record: Mapping[str, Any]) -> bool:
-    if isinstance(record.get("kind"), str) and "source" in record:
-        return "id" in record and str(record["kind"]).endswith(("Event", "Observation", "Condensation"))
-    has_kind = isinstance(record.get("action"), str) or isinstance(record.get("observation"), str)
-    return has_kind and ("source" in record or "args" in record or "extras" in record)
 
 
 def _flat(history: list[Any]) -> list[Mapping[str, Any]]:

@@ -14,12 +14,8 @@ from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentOptions, AgentRun, run_records
 from chatmill.read.agents.claude_code import is_claude_code, read_claude_code
 from chatmill.read.agents.codex import is_codex, read_codex
-from chatmill.read.agents.openhands import (
-    is_completion_log,
-    is_openhands_event,
-    read_completion_log,
-    read_openhands_events,
-)
+from chatmill.read.agents.openhands import read_completion_log, read_openhands_events
+from chatmill.read.agents.openhands_marks import is_completion_log, is_openhands_event
 from chatmill.read.agents.request_logs import is_request_log, read_request_log
 from chatmill.read.agents.swe_agent import is_mini_swe_agent, is_swe_agent, read_mini_swe_agent, read_swe_agent
 from chatmill.read.agents.verifiers import is_verifiers, is_verifiers_output, read_verifiers, read_verifiers_outputs

@@ -1,0 +1,172 @@
+"""Folders of agents that hold one run in several files: events, logged calls, a session with its subagents."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from chatmill.read.agents.openhands_marks import is_completion_log, is_openhands_event
+
+EVENTS = "events"
+SUBAGENTS = "subagents"
+DEEPEST = 4
+"""Folders between a named one and the events in it: OpenHands has `users/NAME/conversations/ID/events`."""
+EVENT_NAME = re.compile(r"(?:event-)?(\d+)(?:-.*)?\.json")
+"""Names of OpenHands: `17.json`, and `event-00017-ID.json`."""
+CALL_NAME = re.compile(r".+?-(\d+(?:\.\d+)?)(?:-[0-9a-f]{4,})?(?:-error)?\.json")
+"""Names of OpenHands' completion logs: the model, the time, and in newer releases four digits."""
+SUBAGENT_NAME = "agent-*.jsonl"
+HEAD = 1 << 20
+"""Bytes from which one file is told to be an event or a call."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, in the order in which they were written."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def state(self) -> str:
+        """A text that is another one if the files have changed."""
+        found: list[tuple[str, int, int]] = []
+        for path in self.files:
+            status = path.stat()
+            found.append((str(path), status.st_size, status.st_mtime_ns))
+        return json.dumps(found)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.files)
+
+    @property
+    def mtime_ns(self) -> int:
+        """Time of the last change."""
+        return max(path.stat().st_mtime_ns for path in self.files)
+
+    def write(self, out: IO[bytes]) -> None:
+        """Write the files as lines: those of lines one after the other, others each as one line."""
+        for path in self.files:
+            with path.open("rb") as source:
+                if path.suffix == ".jsonl":
+                    _copy_lines(source, out)
+                else:
+                    # Line ends between the parts of a JSON value are only white space.
+                    out.write(source.read().replace(b"\r", b" ").replace(b"\n", b" ") + b"\n")
+
+
+def run_files(folder: Path) -> RunFiles | None:
+    """Return the files of the one run that a folder holds; None for every other folder."""
+    for find in (_event_files, _call_files, _session_files):
+        files = find(folder)
+        if files:
+            return RunFiles(tuple(files))
+    return None
+
+
+def agent_inputs(folder: Path) -> list[str]:
+    """Return what a folder holds of agents: folders of runs, and files of sessions; nothing for other folders."""
+    if run_files(folder) is not None:
+        return [str(folder)]
+    return _project_sessions(folder) or [str(found) for found in _runs_below(folder, DEEPEST)]
+
+
+def _event_files(folder: Path) -> list[Path]:
+    """Return the events of a conversation of OpenHands, or of the folder that has them below."""
+    home = folder if _has_events(folder) else folder / EVENTS
+    if not _has_events(home):
+        return []
+    return [path for _, path in sorted(_numbered(home, EVENT_NAME, int))]
+
+
+def _has_events(folder: Path) -> bool:
+    return _first_fits(_numbered(folder, EVENT_NAME, int), is_openhands_event)
+
+
+def _call_files(folder: Path) -> list[Path]:
+    """Return the completion logs of a folder, by the time of their calls."""
+    found = sorted(_numbered(folder, CALL_NAME, float))
+    return [path for _, path in found] if _first_fits(found, is_completion_log) else []
+
+
+def _session_files(folder: Path) -> list[Path]:
+    """Return the files of subagents in a session's folder of Claude Code, after the session's own."""
+    if not (folder / SUBAGENTS).is_dir():
+        return []
+    agents = sorted((folder / SUBAGENTS).rglob(SUBAGENT_NAME))
+    own = folder.with_name(f"{folder.name}.jsonl")
+    return [own, *agents] if agents and own.is_file() else agents
+
+
+def _project_sessions(folder: Path) -> list[str]:
+    """Return the sessions of a project's folder of Claude Code in which some have subagents."""
+    found: list[str] = []
+    has_subagents = False
+    for name in _names(folder):
+        path = folder / name
+        if path.suffix == ".jsonl" and path.is_file():
+            home = path.with_suffix("")
+            is_run = bool(_session_files(home))
+            has_subagents = has_subagents or is_run
+            found.append(str(home if is_run else path))
+    return found if has_subagents else []
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs below a folder."""
+    for name in _names(folder) if depth else ():
+        path = folder / name
+        if not path.is_dir():
+            continue
+        if _event_files(path):
+            yield path
+        else:
+            yield from _runs_below(path, depth - 1)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []
+
+
+def _numbered(
+    folder: Path, pattern: re.Pattern[str], number: Callable[[str], float]
+) -> list[tuple[tuple[float, str], Path]]:
+    """Return the files whose names fit a pattern, with the number in each name."""
+    found: list[tuple[tuple[float, str], Path]] = []
+    for name in _names(folder):
+        match = pattern.fullmatch(name)
+        if match is not None:
+            found.append(((number(match[1]), name), folder / name))
+    return found
+
+
+def _first_fits(found: list[tuple[tuple[float, str], Path]], fits: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Return whether the first file that is JSON is of a kind."""
+    for _, path in sorted(found)[:3]:
+        try:
+            with path.open("rb") as file:
+                value = json.loads(file.read(HEAD))
+        except (OSError, ValueError, RecursionError):
+            continue
+        return isinstance(value, dict) and fits(value)
+    return False
+
+
+def _copy_lines(source: IO[bytes], out: IO[bytes]) -> None:
+    """Copy a file of lines, with an end after its last line."""
+    shutil.copyfileobj(source, out)
+    source.seek(0, os.SEEK_END)
+    if source.tell():
+        source.seek(-1, os.SEEK_END)
+        if source.read(1) != b"\n":
+            out.write(b"\n")
