@@ -146,3 +146,34 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
     # spec 10 fixes the name of what sampled ids say; render has the place of an answer in a rendering
     shared = {"Answer": {"render", "rollouts"}}
     assert [(name, where) for name, where in rooms.items() if len(where) > 1 and where != shared.get(name)] == []
+
+
+KNOW_OF_REMOTE_DATASETS = {
+    "cli/options.py": "commands print URLs in place of folders of the cache",
+    "compiler/chunk_shards.py": "a worker uploads its shards",
+    "compiler/finish.py": "what the driver knows of a build is handed to its chunks",
+    "compiler/run.py": "the output of a build is a folder or a URL",
+    "compiler/scan_jobs.py": "workers that share no folder write spools in one of their own",
+    "load/windows.py": "shards are fetched before their rows are needed",
+    "store/episode_layout.py": "the address of a dataset is a folder or a URL",
+    "store/mapped.py": "a file is fetched before it is mapped",
+}
+"""Outside of `files`: each with its reason. Ten at most."""
+
+
+def names_remote_datasets(path: Path) -> bool:
+    """Return whether a file imports a module that knows of them."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom):
+            modules = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            if modules & {"chatmill.files.remote", "chatmill.files.builds", "chatmill.files.cache"}:
+                return True
+    return False
+
+
+def test_few_places_know_that_a_dataset_may_be_remote() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix() for path in FILES if room_of(path) != "files" and names_remote_datasets(path)
+    }
+    assert found == set(KNOW_OF_REMOTE_DATASETS)
+    assert len(found) <= 10

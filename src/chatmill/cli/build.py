@@ -99,8 +99,7 @@ def command(
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
     recipe = recipe_of_options(inputs, keys, options.shape_of(shape))
-    if "://" in out:
-        options.name_urls()
+    options.name_url(out)
     with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,

@@ -81,7 +81,7 @@ def command(
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
     choosing = {"--split": split, "--episode": episode, "--row": row, "--branch": branch, "--id": record_id}
     most_lines = 0 if full else LINES
-    if "://" in data and not is_readable(data):
+    if not is_readable(data):
         data = str(options.dataset_folder(Path(data)))
     if not is_dataset(data):
         from chatmill.cli.raw_files import show_conversations

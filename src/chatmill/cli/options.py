@@ -35,19 +35,19 @@ def dataset_folder(path: Path, *, whole: bool = False) -> Path:
 
     `whole`: all of it is fetched at once.
     """
-    from chatmill.files.remote import address, local_folder
+    from chatmill.files.remote import local_folder
 
-    if address(path) is not None:
-        name_urls()
+    name_url(path)
     return local_folder(path, whole=whole)
 
 
-def name_urls() -> None:
-    """Print URLs, until the command ends, in place of the local folders behind them."""
+def name_url(path: str | Path) -> None:
+    """Print a URL, until the command ends, in place of the local folder behind it; nothing changes for a folder."""
     from chatmill.cli.statuses import AT_END
-    from chatmill.files.remote import named_output
+    from chatmill.files.remote import address, named_output
 
-    AT_END.enter_context(named_output())
+    if address(path) is not None:
+        AT_END.enter_context(named_output())
 
 
 def _names(module: str, name: str) -> Callable[[], list[str]]:

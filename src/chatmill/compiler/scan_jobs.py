@@ -6,8 +6,9 @@ file is (lines or a list, the shape of its records) is found from its first byte
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from chatmill.compiler.inputs import (
 from chatmill.compiler.spools import spooled_lines, spooled_rows
 from chatmill.core import checksums
 from chatmill.core.checksums import Hash, TreeDigest, tree_digest
+from chatmill.files.builds import chunk_folder
 from chatmill.files.inputs import StoredInput, fetch_inputs, share_input
 from chatmill.read import lines
 from chatmill.read.conversations import DETECT_RECORDS
@@ -191,7 +193,8 @@ def _scanned(part: ScanPart) -> PartScan:
         if scan.known is None or (cutter is not None and not scan.known.cuts):
             blocks = _read(part, cutter)
         if form is not None:
-            head = _head(part, form, blocks, is_cut_here=cutter is not None)
+            with _spool_folder(part) as spooling:
+                head = _head(spooling, form, blocks, is_cut_here=cutter is not None)
     if scan.far is None:
         check_unchanged(scan.data, part.file_bytes, part.file_mtime_ns)
     return PartScan(
@@ -200,6 +203,16 @@ def _scanned(part: ScanPart) -> PartScan:
         long_line=None if cutter is None else cutter.long_line,
         head=head,
     )
+
+
+@contextlib.contextmanager
+def _spool_folder(part: ScanPart) -> Iterator[ScanPart]:
+    """Give the order with the folder for its spool: that of the build, or where no folder is shared one for now."""
+    if not part.scan.share:
+        yield part
+        return
+    with chunk_folder() as folder:
+        yield replace(part, scan=replace(part.scan, spool=str(folder)))
 
 
 def _read(part: ScanPart, cutter: LineCutter | None) -> bytes:

@@ -9,7 +9,6 @@ to no manifest, is nothing, and the next build removes it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,10 +114,11 @@ class RemoteBuild:
 
     def _differing(self, files: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
         """Return the files that a store does not have with the size and digest of the local ones."""
-        folders = dict.fromkeys(name.rpartition("/")[0] for _, name in files)
+        counts = Counter(name.rpartition("/")[0] for _, name in files)
         there: dict[str, stores.StoredObject] = {}
-        for folder in folders:
-            listed = stores.list_objects(self.at(folder)) if folder else {}
+        for folder, count in counts.items():
+            # One request for all files of a shard; but the folder of receipts may hold thousands of others.
+            listed = stores.list_objects(self.at(folder)) if folder and count > 1 else {}
             there |= {f"{folder}/{name}": found for name, found in listed.items()}
         return [(path, name) for path, name in files if not self._is_there(path, name, there.get(name))]
 
@@ -126,10 +127,9 @@ class RemoteBuild:
             found = stores.object_info(self.at(name))
         if found.size != path.stat().st_size:
             return False
-        with path.open("rb") as file:
-            if found.md5 and hashlib.file_digest(file, "md5").hexdigest() == found.md5:
-                return True
-        # The store gives no digest, or that of something else, as of parts or of encrypted bytes: read it again.
+        if stores.has_digest_of(found, path):
+            return True
+        # The store gives no digest, or that of something else, as of encrypted bytes: read it again.
         record = FileRecord.of_file(path)
         digest = record.hash.begin()
         for start in range(0, record.bytes, stores.BLOCK):
@@ -143,7 +143,7 @@ _reached: set[tuple[str, str]] = set()
 
 @contextlib.contextmanager
 def chunk_folder() -> Iterator[Path]:
-    """Make a folder on this machine's disk for the shards of one chunk, and remove it after the block."""
+    """Make a folder on this machine's disk for what one job writes, and remove it after the block."""
     root = chatmill_cache().absolute() / "builds"
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)

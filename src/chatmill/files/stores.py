@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import hashlib
 import inspect
 import os
 import random
@@ -37,6 +38,8 @@ BLOCK = 16 << 20
 """Bytes of one request for a part of an object."""
 MOST_BLOCKS = 256
 """As if so many blocks were on their way, where a web server does not say how long a file is."""
+PART = 64 << 20
+"""Bytes of a part of an object that is uploaded to S3 in parts: one of at least twice as many."""
 STREAMS = 8
 """Requests that one process has under way at a time for large files."""
 MANY = 64
@@ -418,10 +421,32 @@ def upload(path: os.PathLike[str], url: str) -> None:
     """Write a local file as an object."""
     size = os.path.getsize(path)
 
+    parts = {"chunksize": PART} if kind_of(url) in ("s3", "s3a") else {}
+
     def request(store: Any) -> None:
-        _call(store, "put_file", os.fspath(path), store._strip_protocol(url), carries=size)
+        _call(store, "put_file", os.fspath(path), store._strip_protocol(url), carries=size, **parts)
 
     _ask(url, "write", request)
+
+
+def has_digest_of(found: StoredObject, path: os.PathLike[str]) -> bool:
+    """Return whether the digest that a store gives of an object is that of a file.
+
+    S3 gives the MD5, or for an object in parts the MD5 of the parts' MD5s. False where a store gives none, or that of
+    encrypted bytes.
+    """
+    if found.md5:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest() == found.md5
+    digest, _, parts = found.version.partition("-")
+    size = os.path.getsize(path)
+    if not parts.isdigit() or int(parts) != -(-size // PART):
+        return False
+    together = hashlib.md5()
+    with open(path, "rb") as file:
+        while part := file.read(PART):
+            together.update(hashlib.md5(part).digest())
+    return together.hexdigest() == digest
 
 
 def download(url: str, found: StoredObject, path: os.PathLike[str]) -> None:

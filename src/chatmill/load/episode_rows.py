@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
-from chatmill.files.remote import stored_size
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import RowOrder, SamplingMode, TrainingConfig
@@ -21,7 +20,7 @@ from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
 from chatmill.load.teacher import teacher_tensors, whole_teacher
-from chatmill.load.windows import EpochPlan, ShardPrefetch, mean_distance, plan_windows, refuse_small_cache
+from chatmill.load.windows import EpochPlan, ShardPrefetch, fits_cache, mean_distance, plan_windows
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_layout import MASK, TOKENS
 from chatmill.store.episode_manifest import BRANCHES, KINDS, LOGPROBS
@@ -99,9 +98,7 @@ class EpisodeRows(Rows):
         """Compare what the rows need of a remote dataset with the limit of the cache, and begin to fetch it."""
         self._prefetch: ShardPrefetch | None = None
         shards = range(len(self.dataset.shards))
-        sizes = [sum(stored_size(file) or 0 for file in self.shard_files(shard)) for shard in shards]
-        if any(sizes):
-            refuse_small_cache(self.name, sizes, self.window)
+        if fits_cache(self.name, [self.shard_files(shard) for shard in shards], self.window):
             self._prefetch = ShardPrefetch(self.epoch_plan, self.shard_files, self.dataset.release, prefetch)
             if self.window is None:
                 self._prefetch.fetch_all(len(shards))

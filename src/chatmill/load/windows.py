@@ -144,17 +144,18 @@ class ShardPrefetch:
         self._prefetch.want([file for shard in range(shards) for file in self._files_of(shard)])
 
 
-def refuse_small_cache(name: str, sizes: Sequence[int], window: int | None) -> None:
-    """Refuse a remote dataset whose rows need more of the cache at once than it may hold.
+def fits_cache(name: str, shards: Sequence[Sequence[Path]], window: int | None) -> bool:
+    """Return whether files are those of a remote dataset; refuse one that needs more of the cache than it may hold.
 
     Args:
         name: The dataset, for the error.
-        sizes: Bytes of each shard that the rows need.
+        shards: The files of each shard that the rows need.
         window: Shards of a window; None for rows in a global order.
     """
+    sizes = [sum(remote.stored_size(file) or 0 for file in files) for files in shards]
     total = sum(sizes)
     if not total:
-        return
+        return False
     if window is None:
         remote.refuse_larger(
             name,
@@ -162,6 +163,7 @@ def refuse_small_cache(name: str, sizes: Sequence[int], window: int | None) -> N
             ", or read it in windows: order=windows needs two windows of shards at a time and gives each byte once an "
             "epoch",
         )
-        return
+        return True
     largest = sorted(sizes, reverse=True)[: 2 * window]
     remote.refuse_larger(name, sum(largest), f", or give a smaller window than {window} shards")
+    return True

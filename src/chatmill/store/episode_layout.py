@@ -41,6 +41,16 @@ def beside(folder: Path, name: str) -> Path:
     return Path(name) if remote.origin(folder) else folder.with_name(name)
 
 
+def has_file(path: Path) -> bool:
+    """Return whether a dataset has a file, which may not be fetched yet."""
+    return os.path.lexists(path)
+
+
+def was_compared(path: Path) -> bool:
+    """Return whether a file was compared with its digest when it was fetched."""
+    return remote.stored_size(path) is not None
+
+
 def shard_name(number: int) -> str:
     """`shard_00000`, `shard_00001`, ..."""
     if number >= MAX_SHARDS:
@@ -74,7 +84,7 @@ def shard_folders(folder: Path) -> list[Path]:
 
 def episode_folders(folder: Path) -> list[Path]:
     """Return the folders that hold the three files: the split itself (flat layout), or its shards in name order."""
-    flat = os.path.lexists(folder / INDEX) or os.path.lexists(folder / TOKENS)
+    flat = has_file(folder / INDEX) or has_file(folder / TOKENS)
     shards = shard_folders(folder)
     if flat and shards:
         raise FormatError(
@@ -103,4 +113,4 @@ def _refuse_gaps(folder: Path, shards: list[Path]) -> None:
 
 def is_episode_split(folder: Path) -> bool:
     """Return whether a split folder holds episodes (flat or sharded) rather than plain token files."""
-    return any(os.path.lexists(place / INDEX) for place in (folder, *shard_folders(folder)))
+    return any(has_file(place / INDEX) for place in (folder, *shard_folders(folder)))

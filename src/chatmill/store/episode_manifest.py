@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from chatmill.core.checksums import FileRecord
 from chatmill.core.json_files import read_object
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import SPLIT_MANIFEST
+from chatmill.store.episode_layout import SPLIT_MANIFEST, has_file
 from chatmill.structs import Count, NameOrEmpty, PlainName, Xxh128, typed
 
 VERSION = 4
@@ -141,7 +140,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """Return the manifest of a split folder; None when there is none (three plain files)."""
     path = folder / SPLIT_MANIFEST
-    if not os.path.lexists(path):
+    if not has_file(path):
         return None
     manifest: EpisodeManifest = typed(EpisodeManifest, read_object(path), str(path), error=FormatError)
     return manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.trees import Branches
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import INDEX, TOKENS
+from chatmill.store.episode_layout import INDEX, TOKENS, has_file
 from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, Per
 from chatmill.store.mapped import MappedFiles, file_size, whole_records
 from chatmill.store.token_files import TokenShard
@@ -36,7 +35,7 @@ class EpisodeShard(TokenShard):
         """`source_codes`: for each code in the `source` file of the shard, that of the split; None: they are equal."""
         super().__init__(folder, files or MappedFiles())
         self._source_codes, self._specs = source_codes, specs
-        if BRANCHES.name not in self._specs and os.path.lexists(folder / BRANCHES.file):
+        if BRANCHES.name not in self._specs and has_file(folder / BRANCHES.file):
             raise FormatError(
                 f"{folder}: its episodes are trees ({BRANCHES.file}), and the manifest of the split, which says so, is "
                 "missing or does not name that column: read as plain texts, branches would follow each other"

@@ -29,6 +29,7 @@ from chatmill.store.episode_layout import (
     dataset_folder,
     episode_folders,
     split_folder,
+    was_compared,
 )
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
@@ -264,7 +265,7 @@ class EpisodeDataset(Split):
             for name in (INDEX, TOKENS, MASK):
                 record = stated.files.get(name)
                 path = shard.folder / name
-                if record is None or path.is_symlink() or (name != INDEX and record.bytes > SAMPLE * SAMPLES):
+                if record is None or was_compared(path) or (name != INDEX and record.bytes > SAMPLE * SAMPLES):
                     continue
                 with suppress(ImportError):  # a machine that only trains may have no hashes
                     if not record.record.is_of(path):

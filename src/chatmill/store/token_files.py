@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.words import counted
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MASK, TOKENS, episode_folders, is_episode_split, split_folder
+from chatmill.store.episode_layout import MASK, TOKENS, episode_folders, has_file, is_episode_split, split_folder
 from chatmill.store.episode_manifest import BRANCHES
 from chatmill.store.mapped import MappedFiles, file_size, probe, whole_records
 
@@ -37,7 +36,7 @@ class TokenShard:
         self.token_file, self._mask_file = names
         self.tokens = whole_records(folder / names[0], file_size(folder / names[0]), 4)
         mask = folder / names[1]
-        size = file_size(mask) if os.path.lexists(mask) else None
+        size = file_size(mask) if has_file(mask) else None
         self.mask_dtype = next((dtype for dtype in mask_types if size == self.tokens * dtype.itemsize), None)
         self.mask_problem = ""
         if size is not None and self.mask_dtype is None:
@@ -100,7 +99,7 @@ class TokenFiles:
 def _episode_shards(folder: Path, files: MappedFiles) -> list[TokenShard]:
     folders = episode_folders(folder)
     for shard in folders:
-        if os.path.lexists(shard / BRANCHES.file):
+        if has_file(shard / BRANCHES.file):
             raise FormatError(
                 f"{shard}: its episodes are trees, whose branches a stream of tokens would read as one text: read them "
                 "as episodes (sft_episode with pack), or build with expand: turns"
