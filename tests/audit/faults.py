@@ -197,9 +197,9 @@ def _of_nobody(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     return [*rows, *clean_rows(bound, [said("user: Who won?", "assistant: Nobody did, after extra time.")])]
 
 
-TEXT = frozenset({"text_differs"})
+TEXT = frozenset({"record_differs"})
 """A token that was put into a text makes it another text."""
-CUT = frozenset({"stop_missing", "truncated", "template_differs", "text_differs"})
+CUT = frozenset({"stop_missing", "truncated", "template_differs", "record_differs"})
 FAULTS = (
     Fault("mask one early", "mask_shifted", _moved(-1)),
     Fault("mask one late", "mask_shifted", _moved(1)),
@@ -218,13 +218,13 @@ FAULTS = (
     Fault("stop dropped", "stop_missing", _each(_no_stop)),
     Fault("stop of the last answers dropped", "stop_missing", _some(_no_stop)),
     Fault("stop twice", "stop_twice", _each(_stop_twice)),
-    Fault("answers not trained", "answer_untrained", _some(_last_untrained), alone="last_untrained"),
+    Fault("answers not trained", "answer_untrained", _some(_last_untrained), alone="some_untrained"),
     Fault("beginnings of answers not trained", "answer_partly_trained", _each(masked(0, 0, 2, False))),
     Fault("middles of answers not trained", "answer_partly_trained", _each(masked(0, 3, 5, False)), "glm4_5"),
     Fault("padding trained", "padding_trained", _padded),
-    Fault("bos trained", "bos_trained", _each(lambda row, _: relabel(row, [True, *trained_of(row)[1:]])), "llama3"),
-    Fault("two bos", "bos_twice", _each(lambda row, bound: spliced(row, 0, 0, row["input_ids"][:1])), "llama3"),
-    Fault("bos dropped", "bos_missing", _each(lambda row, bound: _without(row, [0])), "llama3"),
+    Fault("bos trained", "bos_wrong", _each(lambda row, _: relabel(row, [True, *trained_of(row)[1:]])), "llama3"),
+    Fault("two bos", "bos_wrong", _each(lambda row, bound: spliced(row, 0, 0, row["input_ids"][:1])), "llama3"),
+    Fault("bos dropped", "bos_wrong", _each(lambda row, bound: _without(row, [0])), "llama3"),
     Fault(
         "user text spells the stop", "special_from_text", _each(_control("<|im_end|>", "<|im_start|>", 9)), others=TEXT
     ),
@@ -232,17 +232,16 @@ FAULTS = (
     Fault("text spells another", "special_from_text", _some(_control("<|bos|>", after=3)), "axolotl chatml", TEXT),
     Fault("answers cut", "truncated", _cut),
     Fault("packed without boundaries", "unbounded", lambda rows, bound: joined(rows, 3), "llama3"),
-    Fault("boundaries inside conversations", "boundary_inside", _lengths({0: -5, 1: 5}, slice(None)), others=CUT),
+    Fault("boundaries inside conversations", "wrong_boundaries", _lengths({0: -5, 1: 5}, slice(None)), others=CUT),
     Fault("too long", "wrong_boundaries", _lengths({-1: 7}, slice(1)), others=frozenset({"unbounded"})),
-    Fault("rows twice", "duplicates", lambda rows, bound: [*rows, *rows[:3]]),
     Fault("other header", "template_differs", _each(_other_header)),
     Fault("no template", "template_differs", _each(_plain_text), others=CUT),
     Fault("other ids", "outside_vocabulary", _some(lambda row, _: spliced(row, 8, 8, [9_999])), others=TEXT),
-    Fault("other text", "text_differs", _some(_other_text), needs_source=True),
+    Fault("other text", "record_differs", _some(_other_text), needs_source=True),
     Fault("changed turns trained", "changed_trained", _changed_trained, "qwen3", needs_source=True),
-    Fault("reasoning not trained", "reasoning_untrained", _each(_without_reasoning), "qwen3"),
+    Fault("reasoning not trained", "some_untrained", _each(_without_reasoning), "qwen3"),
     Fault("ids of letters", "other_ids", _each(_in_pieces), "chatml, real"),
-    Fault("newlines merged", "merged_at_border", _each(_merged), "chatml, real"),
-    Fault("a document of nobody", "no_record", _of_nobody, needs_source=True),
+    Fault("newlines merged", "other_ids", _each(_merged), "chatml, real"),
+    Fault("a document of nobody", "record_differs", _of_nobody, needs_source=True),
     Fault("packed without boundaries or bos", "unbounded", lambda rows, bound: joined(rows, 3), needs_source=True),
 )

@@ -136,7 +136,7 @@ def test_rows_that_are_cut_anywhere_are_cut_and_nothing_else(name: str) -> None:
     tails = [{key: values[n:] for key, values in row.items()} for row, n in sizes]
     assert {one.code for one in audit(heads, bound).findings} <= PARTS
     assert {one.code for one in audit(heads, bound, source=conversations()).findings} <= PARTS
-    assert {one.code for one in audit(tails, bound).findings} <= {*PARTS, "bos_missing"}
+    assert {one.code for one in audit(tails, bound).findings} <= {*PARTS, "bos_wrong"}
 
 
 @pytest.mark.parametrize("limit", [40, 64])

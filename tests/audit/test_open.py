@@ -105,7 +105,7 @@ def test_what_is_no_set_is_one_clear_error(
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(error, match=says):
-        read_columns(open_tokenized(tmp_path / name)[0])
+        read_columns(open_tokenized(tmp_path / name))
 
 
 def test_a_row_without_a_list_is_named_by_its_place_in_the_whole_set() -> None:

@@ -16,6 +16,8 @@ from chatmill.core.trainer_columns import TrainerRows
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+EARLIER, LAST, REASONING = "earlier answers", "last answers", "without their reasoning"
+"""What is left untrained, perhaps on purpose."""
 
 
 def check_masks(
@@ -89,7 +91,7 @@ def _answers(
     length = np.where(has_stop, length, np.maximum(until - answers.starts, 0))
     partly = used & (inside < length) & ~shifted & ~answers.changed
     policy = partly & _without_reasoning(answers, trained, data.ids, think_ends)
-    yield _of_answers("reasoning_untrained", answers, policy, count)
+    yield _of_answers("some_untrained", answers, policy, count)._replace(what=REASONING)
     yield _of_answers("answer_partly_trained", answers, partly & ~policy, count)
     untrained_stops = answers.stops[used & has_stop & ~stop_trained & ~shifted]
     yield RawFinding("stop_untrained", untrained_stops, untrained_stops + 1, count)
@@ -153,11 +155,11 @@ def _untrained(
     final = np.full(len(data.documents), -1, dtype=np.int64)
     np.maximum.at(final, document[trained], np.flatnonzero(trained))
     earlier = untrained & (np.arange(count) < final[document])
-    yield _of_answers("earlier_untrained", answers, earlier, count)
+    yield _of_answers("some_untrained", answers, earlier, count)._replace(what=EARLIER)
     final_ones = untrained & ~earlier
     wanted = answers.wanted == Wanted.YES
     yield _of_answers("answer_untrained", answers, final_ones & wanted, count)
-    yield _of_answers("last_untrained", answers, final_ones & ~wanted, count)
+    yield _of_answers("some_untrained", answers, final_ones & ~wanted, count)._replace(what=LAST)
 
 
 def _after_stop(
@@ -192,7 +194,7 @@ def _context(
     yield RawFinding("context_trained", starts, ends, total, counted=int(bad.sum()))
     begin = trained & (places == TokenPlace.BEGIN)
     starts, ends = stretches(begin)
-    yield RawFinding("bos_trained", starts, ends, len(data.documents) - 1)
+    yield RawFinding("bos_wrong", starts, ends, len(data.documents) - 1, what="trained")
 
 
 def _of_answers(code: str, answers: AnswerSpans, chosen: Bools, count: int, detail: str = "") -> RawFinding:

@@ -139,7 +139,7 @@ def _differences(
 ) -> Iterator[tuple[str, int, int]]:
     """Code, first and last + 1 token of each difference of a document from the records it seems to be made of."""
     if len(records) != 1:
-        yield "unbounded" if records else "no_record", 0, len(ids)
+        yield "unbounded" if records else "record_differs", 0, len(ids)
         return
     row = index.row_of(records[0], ids)
     stretches = list(unequal(row.ids, ids))
@@ -163,11 +163,9 @@ def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocab
     if _same_text(row, ids, stretch, vocabulary):
         if (set(theirs) & literals.specials) - set(ours):
             return "special_from_text"
-        places = places_of_kinds(row.kinds[i1:i2])
-        is_answer = (places == TokenPlace.ANSWER) | (places == TokenPlace.CHANGED)
-        return "merged_at_border" if (places == TokenPlace.PROMPT).any() and is_answer.any() else "other_ids"
+        return "other_ids"
     if literals.bos is not None and ours + theirs == [literals.bos] and (ours or j1 <= 1):
-        return "bos_missing" if ours else "bos_twice"
+        return "bos_wrong"
     is_end = j2 == len(ids) and i2 == len(row.ids)
     if not theirs and (np.isin(parts, CLOSING) & (roles == RoleCode.ASSISTANT)).all():
         return "stop_missing" if (parts == Part.TERMINATOR).any() else "" if is_end else "template_differs"
@@ -176,14 +174,14 @@ def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocab
     if is_end and not ours and set(theirs) <= literals.specials:
         return ""  # an eos after the stop
     if is_end:
-        return "template_differs" if np.isin(parts, CLOSING).all() else "text_differs"
+        return "template_differs" if np.isin(parts, CLOSING).all() else "record_differs"
     if ours:
-        return "template_differs" if _is_written(row, slice(i1, i2)).all() else "text_differs"
+        return "template_differs" if _is_written(row, slice(i1, i2)).all() else "record_differs"
     before, after = slice(max(0, i1 - 1), max(0, i1 - 1) + 1), min(i1, len(row.ids) - 1)
     if i1 and parts_of(row.kinds[before])[0] == Part.TERMINATOR and set(theirs) <= literals.stops:
         return ""  # another stop after the stop
     inside = row.messages[before][0] == row.messages[after] and row.kinds[before][0] == row.kinds[after]
-    return "text_differs" if inside and not _is_written(row, before).any() else "template_differs"
+    return "record_differs" if inside and not _is_written(row, before).any() else "template_differs"
 
 
 def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:

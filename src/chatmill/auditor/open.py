@@ -31,20 +31,17 @@ def open_tokenized(
     split: str | None = None,
     mask: str | None = None,
     batches: int | None = None,
-) -> tuple[dict[str, Column], frozenset[str] | None]:
-    """Read the columns of a path, a dataset, or some `batches` of a loader or Trainer, `mask` among them.
-
-    Also the keys that all batches have (a mask of padding does not count); None if there are rows only.
-    """
+) -> dict[str, Column]:
+    """Read the columns of a path, a dataset, or some `batches` of a loader or Trainer, `mask` among them."""
     wanted = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     if isinstance(source, Mapping) and all(hasattr(dataset, "column_names") for dataset in source.values()):
         source = source[chosen_split(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
-        return _of_path(Path(source), split, wanted), None
+        return _of_path(Path(source), split, wanted)
     if hasattr(source, "with_format") and hasattr(source, "column_names"):
         source = source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:]
     if isinstance(source, pa.Table):
-        return _of_table(source, wanted), None
+        return _of_table(source, wanted)
     return _of_rows([source] if isinstance(source, Mapping) else source, wanted, batches)
 
 
@@ -60,7 +57,7 @@ def _of_path(path: Path, split: str | None, wanted: Collection[str]) -> dict[str
     lines = [] if parts else sorted(filter(_is_json, [path] if path.is_file() else path.iterdir()))
     if lines:
         try:
-            return _of_rows(_json_rows(lines), wanted, None)[0]
+            return _of_rows(_json_rows(lines), wanted, None)
         except DataError as error:
             raise FormatError(f"{path}: {error}") from None
     tables = [read_table(file, wanted) for file in packed_files(path, split if any(parts) else None)]
@@ -113,16 +110,13 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 # ---- rows and batches in memory
 
 
-def _of_rows(
-    source: Any, wanted: Collection[str], batches: int | None
-) -> tuple[dict[str, Column], frozenset[str] | None]:
+def _of_rows(source: Any, wanted: Collection[str], batches: int | None) -> dict[str, Column]:
     """Read rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
     if not isinstance(source, Iterable) and not is_trainer(source):
         raise ConfigError(
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, a Trainer, or rows"
         )
     values: dict[str, list[Any]] = {}
-    keys: frozenset[str] | None = None
     for number, row in enumerate(first_batches(source, batches)):
         if not isinstance(row, Mapping):
             raise DataError(
@@ -132,22 +126,19 @@ def _of_rows(
         here = {str(name): value for name, value in row.items() if name in wanted and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            row_keys = frozenset(str(name) for name in row if name != "attention_mask" or _dimensions(row[name]) > 2)
-            keys = row_keys if keys is None else keys & row_keys
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
         if number and set(here) != set(values):
             names = f"{', '.join(sorted(here))}, and the first one {', '.join(sorted(values))}"
             raise DataError(f"item {number} has {names}")
         for name, value in here.items():
             values.setdefault(name, []).extend(_arrays(name, value))
-    columns = {
+    return {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in values.items()
     }
-    return columns, keys
 
 
 def _dimensions(value: Any) -> int:

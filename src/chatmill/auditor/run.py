@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from chatmill.auditor.findings import RawFinding
-from chatmill.auditor.hybrid import check_hybrid
 from chatmill.auditor.layout import DocumentLayout, find_layout, find_literals
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.live import kept_random_states
-from chatmill.auditor.masks import check_masks
+from chatmill.auditor.masks import LAST, check_masks
 from chatmill.auditor.matching import compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditFinding, AuditReport, Example, ReportPart
@@ -27,7 +26,6 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS, TrainerRows, read_columns
 from chatmill.errors import ConfigError, DataError, RecordError, short_errors
 from chatmill.images.files import Pictures, picture_folder
-from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
 from chatmill.read.conversations import read_conversations
 from chatmill.render.jinja.options import TemplateOptions, Unproved
@@ -86,7 +84,7 @@ def audit(
     bound = _bound(model, template, options)
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
-    columns, batch_keys = open_tokenized(dataset, split=split, mask=mask, batches=batches)
+    columns = open_tokenized(dataset, split=split, mask=mask, batches=batches)
     data = read_columns(columns, mask=mask, pad_id=pad)
     if not len(data.ids):
         raise DataError("the set holds no tokens")
@@ -94,10 +92,6 @@ def audit(
     if data.shift != int(shifted) and data.mask_name.startswith(LABELS):
         detail = f"labels[t] is input_ids[t {data.shift:+d}]"
         more.append(RawFinding("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail))
-    hybrid = None if folder is None else hybrid_model(folder)
-    if hybrid is not None:
-        pads = [token for token in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if token is not None]
-        more += check_hybrid(hybrid, data, pads, columns, batch_keys)
     name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
     rows = None
     if source is not None:  # answers without a proof are compared as text, and not judged
@@ -105,7 +99,7 @@ def audit(
         unread: Counter[str] = Counter()
         rows = render_source(_records(source, shape, unread), lenient)
         rows = replace(rows, refused=rows.refused + unread, count=rows.count + unread.total())
-    return _report(data, bound, name, hybrid, rows, examples, more)
+    return _report(data, bound, name, rows, examples, more)
 
 
 def _files_of(model: Any) -> Any:
@@ -151,7 +145,6 @@ def _report(
     data: TrainerRows,
     bound: ModelTemplate,
     name: str,
-    hybrid: HybridModel | None,
     source: SourceRows | None,
     examples: int,
     more: list[RawFinding],
@@ -164,18 +157,18 @@ def _report(
     if source is not None:
         of_source, counts = compare(data, layout, source, literals, vocabulary)
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
-    largest: dict[str, RawFinding] = {}
+    by_code: dict[str, list[RawFinding]] = {}
     for finding in (
         *_labels(data, layout, bound),
         *more,
         *structure.check(None if source is None else {finding.code for finding in of_source}),
         *of_source,
     ):
-        if finding.number > (largest[finding.code].number if finding.code in largest else 0):
-            largest[finding.code] = finding
-    findings = [_finding(finding, data, bound, examples) for finding in largest.values()]
+        if finding.number:
+            by_code.setdefault(finding.code, []).append(finding)
+    findings = [_finding(_joined(same), data, bound, examples) for same in by_code.values()]
     findings.sort(key=lambda finding: (-finding.share, finding.code))
-    left_out = largest["last_untrained"].number if "last_untrained" in largest else 0
+    left_out = sum(one.number for one in by_code.get("some_untrained", ()) if one.what == LAST)
     return AuditReport(
         name=name,
         template=bound.name,
@@ -189,7 +182,7 @@ def _report(
         boundaries=data.boundaries,
         findings=tuple(finding for finding in findings if not finding.rule.is_note),
         notes=tuple(finding for finding in findings if finding.rule.is_note),
-        unknown=(*_unknown(literals, counts, left_out), *structure.unknown, *_isolation(data, hybrid)),
+        unknown=(*_unknown(literals, counts, left_out), *structure.unknown, *_isolation(data)),
         source=counts,
     )
 
@@ -219,16 +212,17 @@ def _unknown(literals: Literals, counts: Mapping[str, Any] | None, left_out: int
         yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
 
 
-def _isolation(data: TrainerRows, hybrid: HybridModel | None) -> Iterator[str]:
+def _isolation(data: TrainerRows) -> Iterator[str]:
     """Say what only the model shows about packed rows."""
-    if not len(data.packed_rows):
-        return
-    if hybrid is None or hybrid.is_known:
+    if len(data.packed_rows):
         yield "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
-    else:
-        yield (
-            f"What keeps documents apart in the recurrent layers of {hybrid.kind}: `chatmill isolate MODEL` shows it"
-        )
+
+
+def _joined(same: Sequence[RawFinding]) -> RawFinding:
+    """Return the largest finding of a code; its detail says how many there are of each fault."""
+    largest = max(same, key=lambda finding: finding.number)
+    counts = [f"{finding.number:,} {finding.what}" for finding in same if finding.what]
+    return largest._replace(detail=", ".join(counts)) if counts else largest
 
 
 def _finding(raw: RawFinding, data: TrainerRows, bound: ModelTemplate, examples: int) -> AuditFinding:

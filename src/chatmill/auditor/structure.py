@@ -1,4 +1,4 @@
-"""Checks of what rows are made of: ids and their text, beginnings, ends, boundaries, special tokens, duplicates."""
+"""Checks of what rows are made of: ids and their text, beginnings, ends, boundaries, special tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from chatmill.auditor.layout import DocumentLayout, Wanted, find_layout, set_of_
 from chatmill.auditor.literals import Literals, special_ids
 from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
 from chatmill.core.kinds import RoleCode
-from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.core.trainer_columns import TrainerRows
 from chatmill.look.decoder import Decoder
@@ -22,7 +21,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-BETTER = ("truncated", "special_from_text", "unbounded", "merged_at_border")
+BETTER = ("truncated", "special_from_text", "unbounded", "other_ids")
 """Findings that a source tells better."""
 
 
@@ -113,7 +112,6 @@ class Structure:
         rows = data.wrong_boundaries
         yield RawFinding("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         yield self._places("outside_vocabulary", np.flatnonzero(~self._vocabulary.has(data.ids) & ~data.padding))
-        yield self._duplicates()
         if self._literals.unusable:
             return
         opened = np.bincount(data.document_of(self._layout.openings), minlength=len(self._begins)) > 0
@@ -160,13 +158,10 @@ class Structure:
         first = np.unique(self._data.document_of(places), return_index=True)[1]
         return RawFinding(code, places[first], places[first] + 1, self._count)
 
-    def _duplicates(self) -> RawFinding:
-        ids, weights = self._data.ids, self._data.weights
-        trained = np.zeros(len(ids), dtype=np.bool_) if weights is None else weights > 0
-        bounds = zip(self._begins.tolist(), self._ends.tolist(), strict=True)
-        keys = [ids[first:last].tobytes() + trained[first:last].tobytes() for first, last in bounds]
-        is_later = partners(keys, keys, once=False) < np.arange(len(keys))
-        return self._documents("duplicates", is_later & self._data.filled)
+    def _rows_of(self, code: str, places: Ints) -> RawFinding:
+        """Rows that hold some places, each shown by its first one."""
+        first = np.unique(self._data.row_of(places), return_index=True)[1]
+        return RawFinding(code, places[first], places[first] + 1, len(self._data))
 
     def _merged(self) -> Iterator[RawFinding]:
         """Answers whose opening continues in another way than the template writes it."""
@@ -174,7 +169,7 @@ class Structure:
         places = answers.starts[answers.merged]
         white = self._vocabulary.begins_white(self._data.ids[places])
         trained = places[white & self._trained()[answers.merged]]  # in context such tokens do no harm
-        yield RawFinding("merged_at_border", trained, trained + 1, len(answers))
+        yield self._places("other_ids", trained)._replace(what="merged with the prompt")
         yield self._places("template_differs", places[~white])
 
     def _beginnings(self, opened: Bools) -> Iterator[RawFinding]:
@@ -185,10 +180,12 @@ class Structure:
         inside = np.zeros(len(filled), dtype=np.bool_)
         if literals.first_ids:
             inside = filled & inner & ~np.isin(first, list(literals.first_ids))
-        yield self._documents("boundary_inside", inside)
+        yield self._rows_of("wrong_boundaries", self._begins[inside])._replace(what="inside a conversation")
         if literals.bos is not None:
-            yield self._documents("bos_missing", filled & (first != literals.bos) & ~inside)
-            yield self._documents("bos_twice", filled & (first == literals.bos) & (second == literals.bos))
+            missing = filled & (first != literals.bos) & ~inside
+            twice = filled & (first == literals.bos) & (second == literals.bos)
+            yield self._documents("bos_wrong", missing)._replace(what="missing")
+            yield self._documents("bos_wrong", twice)._replace(what="twice")
 
     def _endings(self) -> Iterator[RawFinding]:
         """Answers without a stop: cut at the end of a row that is as long as rows get, or without one at all."""
