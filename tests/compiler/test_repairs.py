@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import NotShown, Repair, recipe_of
@@ -125,22 +123,8 @@ def test_what_a_repair_makes_of_a_record(repair: Repair, before: Any, after: Any
     assert REPAIRS[repair](talk(*after)) is None
 
 
-@given(st.text("uat", max_size=7))
-def test_a_record_ends_with_an_earlier_answer(letters: str) -> None:
-    conversation = Conversation(tuple(Message({"u": U, "a": A, "t": T}[letter], letter) for letter in letters))
-    ends = [end for end in range(1, len(letters)) if letters[end - 1] == "a"]
-    found = REPAIRS[Repair.END_EARLIER](conversation)
-    assert (found and found[0].messages) == (conversation.messages[: ends[-1]] if ends else None)
-
-
-CALLED = [Message(U, "one"), silent(NINE)]
 AFTER_CALL = [Message(T, "r", tool_call_id=ONE.id), ANSWER, Message(U, "q2"), Message(A, "b")]
 HELPED: list[Any] = [
-    # users must take turns with answers: two answers are given up
-    (
-        *("mistral_nemo", [*CALLED * 3, Message(U, "four")], [Repair.END_EARLIER], NotShown.REFUSE, CALLED),
-        {"repaired_end_earlier": 1, "lost_content": len("oneonefour"), "lost_calls": 2 * len("f" + ONE.arguments)},
-    ),
     # an empty system message would still be written
     (HIDES, [SYSTEM, Q, ANSWER], [], NotShown.DROP, [Q, ANSWER], {"lost_content": len("Be kind.")}),
     # gpt-oss writes both as analysis, and takes the contents of calls away once a final answer follows

@@ -98,8 +98,9 @@ def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--shape user=user_says --shape assistant=bot_reply"),
-        ({"The question": "q", "The answer": "a"}, "--shape 'user=The question' --shape 'assistant=The answer'"),
+        ({"no": 1, "Question": "q", "Reply": "a"}, "--shape user=Question --shape assistant=Reply"),
+        ({"user_says": "q", "bot_reply": "a"}, "--shape user=FIELD --shape assistant=FIELD"),
+        ({"question": "q", "other": "a"}, "--shape user=FIELD --shape assistant=FIELD"),
         ({"a": "q", "b": 3}, "--shape user=FIELD --shape assistant=FIELD"),
     ],
 )

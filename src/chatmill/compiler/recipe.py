@@ -48,23 +48,21 @@ class NotShown(StrEnum):
 
 
 class Repair(StrEnum):
-    """What may be changed in a record that the template refuses; each is done only where it helps, and counted."""
+    """What may be changed in a record that the template refuses: each is tried once, in this order, and counted."""
 
     CALL_IDS = "call_ids"
     """Calls get ids of nine letters and digits, as Mistral's templates want them."""
     PARALLEL_CALLS = "parallel_calls"
     """A message with several calls becomes one for each, followed by its result."""
-    LEADING_ANSWER = "leading_answer"
-    """Answers before the first user message are left out."""
     TEXT_WITH_CALL = "text_with_call"
     """Text of a message that has reasoning and a call becomes the end of the reasoning."""
     TOOL_DESCRIPTIONS = "tool_descriptions"
     """Tools without a description get an empty one, which gpt-oss' template asks for."""
-    END_EARLIER = "end_earlier"
-    """The record ends with an earlier answer: the last of those up to which the template takes it."""
+    LEADING_ANSWER = "leading_answer"
+    """Answers before the first user message are left out."""
 
 
-LOSING = (Repair.LEADING_ANSWER, Repair.END_EARLIER)
+LOSING = (Repair.LEADING_ANSWER,)
 """Repairs that take something out of a record."""
 
 

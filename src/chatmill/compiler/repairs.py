@@ -1,7 +1,7 @@
-"""Repairs: what a recipe may change in a record that the template refuses; each is kept only if it helps, and counted.
+"""Repairs: what a recipe may change in a record that the template refuses, each once and counted.
 
 A repair changes the record and never what the template writes. One that leaves the template's complaint as it was is
-taken back, so a record has no more changes than it needs.
+taken back.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import hashlib
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,105 +31,124 @@ CALL_ID = re.compile(rf"[A-Za-z0-9]{{{ID_LENGTH}}}")
 PLACE = re.compile(r"messages\[(\d+)\]\.(?:(content)|tool_calls\[(\d+)\]\.(name|arguments))")
 """Where a refusal says that something is not shown."""
 REFUSED = ("template_refused", "no_prompt")
+SHOWING = (Repair.PARALLEL_CALLS, Repair.TEXT_WITH_CALL)
+"""Repairs after which a template may show what it left out."""
 Counts = Counter[str]
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
-class _Case:
-    """One record that the template refuses, with the changes that have helped so far."""
+class _Repaired(NamedTuple):
+    """A record that the template takes after changes."""
 
     conversation: Conversation
-    error: RecordError
-    repairs: Sequence[Repair]
-    not_shown: NotShown
-    notes: Counts = field(default_factory=Counter)
-    tried: set[Repair] = field(default_factory=set)
-    """Repairs that did not help against this error, or are done."""
-    done: set[Repair] = field(default_factory=set)
+    notes: Counts
+    """Repairs that were made, and characters that are lost."""
 
-    def candidate(self) -> tuple[Conversation, Counts, Repair | None] | None:
-        """Apply one more repair: the record, what is lost and the repair; None if none is left."""
-        place = PLACE.fullmatch(self.error.path)
-        is_hidden = self.error.code == "not_shown"
-        useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_WITH_CALL] if is_hidden and place else []
-        for repair in self.repairs if self.error.code in REFUSED else useful:
-            if repair in self.repairs and repair not in self.tried:
-                result = REPAIRS[repair](self.conversation)
-                if result is not None:
-                    return *result, repair
-        if not is_hidden or self.not_shown is NotShown.REFUSE:
-            return None
-        result = _without(self.conversation, self.error.path)
-        return None if result is None else (*result, None)
 
-    def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
-        """Keep a change that the error did not survive."""
-        conversation, lost, repair = candidate
-        old = self.error
-        same = error is not None and (error.code, error.path, error.message) == (old.code, old.path, old.message)
-        if same and repair is not Repair.END_EARLIER:  # which goes back one answer at a time
-            self.tried |= {repair} if repair else set()
-            if repair is None:  # what was taken away was not what the template leaves out
-                self.not_shown = NotShown.REFUSE
-            return
-        self.conversation = conversation
-        self.notes += lost
-        if repair:
-            self.notes[REPAIRED + repair] = 1
-            self.done |= {repair} - {Repair.END_EARLIER}
-        self.tried = set(self.done)
-        if error is not None:
-            self.error = error
+Attempts = Generator[Conversation, RecordError | None, _Repaired]
+"""Changed forms of a record, one at a time; each is answered with its error, or None where the template takes it."""
+
+
+def _attempts(
+    conversation: Conversation, error: RecordError, repairs: Sequence[Repair], not_shown: NotShown
+) -> Attempts:
+    """Try each repair once, then take out what is not shown; a change that the error survives is taken back.
+
+    Raises:
+        RecordError: The one that nothing helped against.
+    """
+    notes: Counts = Counter()
+    for repair in repairs:
+        if error.code not in REFUSED and not (error.code == "not_shown" and repair in SHOWING):
+            continue
+        result = REPAIRS[repair](conversation)
+        if result is None:
+            continue
+        changed, lost = result
+        answer = yield changed
+        if answer is not None and _is_same(answer, error):
+            continue
+        conversation = changed
+        notes += lost
+        notes[REPAIRED + repair] = 1
+        if answer is None:
+            return _Repaired(conversation, notes)
+        error = answer
+
+    while not_shown is NotShown.DROP and error.code == "not_shown":
+        result = _without(conversation, error.path)
+        if result is None:
+            break
+        changed, lost = result
+        answer = yield changed
+        if answer is not None and _is_same(answer, error):
+            break
+        conversation = changed
+        notes += lost
+        if answer is None:
+            return _Repaired(conversation, notes)
+        error = answer
+    raise error
+
+
+def _is_same(error: RecordError, other: RecordError) -> bool:
+    return (error.code, error.path, error.message) == (other.code, other.path, other.message)
 
 
 def render_repaired(
-    batch: Conversations,
-    template: ModelTemplate,
-    repairs: Sequence[Repair],
-    not_shown: NotShown,
+    batch: Conversations, template: ModelTemplate, repairs: Sequence[Repair], not_shown: NotShown
 ) -> tuple[Conversations, Rendered, dict[int, Counts]]:
     """Render a batch, and repair records that the template refuses.
 
     Return the conversations as rendered, and the ledger notes of those that were changed. A record that no repair
-    helps keeps its error.
+    helps has the error that none helped against.
     """
     rendered = render_batch(batch, template)
-    notes: dict[int, Counts] = {}
     repairs = useful_repairs(repairs, template)
     if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
-        return batch, rendered, notes
-    mended: dict[int, _Case] = {}
+        return batch, rendered, {}
+
+    errors = dict(rendered.failed)
+    mended: dict[int, _Repaired] = {}
     parts: list[Rendered] = []
-    cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
-    open_cases = cases
-    while tries := {index: change for index, case in open_cases.items() if (change := case.candidate()) is not None}:
-        open_cases = {index: open_cases[index] for index in tries}
-        tried = Conversations.of([change[0] for change in tries.values()])
-        retry = render_batch(tried, template)
-        errors = dict(retry.failed)
-        for place, (index, change) in enumerate(tries.items()):
-            open_cases[index].judge(change, errors.get(place))
-            if place not in errors:
-                mended[index] = open_cases.pop(index)
-                notes[index] = mended[index].notes
+    attempts = {index: _attempts(batch[index], error, repairs, not_shown) for index, error in errors.items()}
+    answers: dict[int, RecordError | None] = dict.fromkeys(attempts)
+    while answers:
+        tries: dict[int, Conversation] = {}
+        for index, answer in answers.items():
+            try:
+                tries[index] = attempts[index].send(answer)
+            except StopIteration as end:
+                mended[index] = end.value
+            except RecordError as error:
+                errors[index] = error
+        if not tries:
+            break
+        retry = render_batch(Conversations.of(list(tries.values())), template)
+        failed = dict(retry.failed)
+        answers = {index: failed.get(place) for place, index in enumerate(tries)}
         parts.append(replace(retry, kept=np.array(list(tries), dtype=np.int64)[retry.kept], failed=()))
-    refused = tuple((index, case.error) for index, case in cases.items() if index not in mended)
+
+    refused = tuple((index, error) for index, error in errors.items() if index not in mended)
     rendered = replace(rendered, failed=refused)
     if not mended:
-        return batch, rendered, notes
+        return batch, rendered, {}
     places = sorted(mended)
     order_of = np.arange(len(batch))
     order_of[places] = len(batch) + np.arange(len(places))
     changed = Conversations.of([mended[place].conversation for place in places])
     joined = Conversations.joined([batch, changed]).take(order_of)
     whole = Rendered.joined([rendered, *parts])
-    return joined, whole, notes
+    return joined, whole, {index: repaired.notes for index, repaired in mended.items()}
 
 
 def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[Repair]:
-    """Return the repairs that can help: text that becomes reasoning would be lost where the template shows none."""
-    return [repair for repair in repairs if template.reads_reasoning or repair is not Repair.TEXT_WITH_CALL]
+    """Choose the repairs that can help, in the order in which they are tried: those that lose something last.
+
+    Text that becomes reasoning would be lost where the template shows none.
+    """
+    listed = sorted(repairs, key=list(Repair).index)
+    return [repair for repair in listed if template.reads_reasoning or repair is not Repair.TEXT_WITH_CALL]
 
 
 def derived_repaired(
@@ -139,16 +158,18 @@ def derived_repaired(
     try:
         return conversation, derive(conversation), Counter()
     except RecordError as error:
-        case = _Case(conversation, error, repairs, not_shown)
-    while (candidate := case.candidate()) is not None:
+        attempts = _attempts(conversation, error, repairs, not_shown)
+    changed = next(attempts)
+    while True:
         try:
-            result = derive(candidate[0])
+            result = derive(changed)
         except RecordError as error:
-            case.judge(candidate, error)
-        else:
-            case.judge(candidate, None)
-            return case.conversation, result, case.notes
-    raise case.error
+            changed = attempts.send(error)
+            continue
+        try:
+            attempts.send(None)
+        except StopIteration as end:
+            return end.value.conversation, result, end.value.notes
 
 
 def _call_ids(conversation: Conversation) -> tuple[Conversation, Counts] | None:
@@ -226,16 +247,6 @@ def _described(tool: Any) -> Any:
     return tool if "description" in tool else {**tool, "description": ""}
 
 
-def _end_earlier(conversation: Conversation) -> tuple[Conversation, Counts] | None:
-    """Without its last answer and what comes between that and the answer before."""
-    messages = conversation.messages
-    answers = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT]
-    end = answers[-1] + 1 if answers and answers[-1] + 1 < len(messages) else answers[-2] + 1 if answers[1:] else 0
-    if not end:
-        return None
-    return conversation._replace(messages=messages[:end]), sum(map(_lost, messages[end:]), Counter())
-
-
 def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] | None:
     """Split messages into one per call, each followed by its results; text and reasoning stay with the first."""
     messages: list[Message] = []
@@ -273,7 +284,6 @@ REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | Non
     Repair.LEADING_ANSWER: _leading_answer,
     Repair.TEXT_WITH_CALL: _text_with_call,
     Repair.TOOL_DESCRIPTIONS: _tool_descriptions,
-    Repair.END_EARLIER: _end_earlier,
 }
 """What each repair makes of a conversation, with what is lost; None where it changes nothing."""
 

@@ -23,8 +23,9 @@ JOIN = "+"
 
 _ASKS = ("user", "question", "query", "prompt", "instruction", "problem", "human", "request", "task", "input", "source")
 _ANSWERS = ("assistant", "answer", "response", "completion", "output", "reply", "solution", "gpt", "bot", "target")
-_SYSTEMS = ("system", "persona")
+_SYSTEMS = ("system", "system_prompt", "persona")
 _SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type")
+_CONTENTS = ("content", "text", "value", "message", "body", "utterance")
 
 
 def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
@@ -161,26 +162,23 @@ def suggestion(records: Sequence[object]) -> str:
     if fields is None:
         return f"the first record has: {keys}. Say which fields are what: --shape user=FIELD --shape assistant=FIELD"
     words = " ".join(f"--shape {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
-    return f"the first record has: {keys}. This may read it: {words}"
+    roles = _unknown_roles(record, fields)
+    whose = f"; its roles are {', '.join(roles)}: add --shape user=ROLE --shape assistant=ROLE" if roles else ""
+    return f"the first record has: {keys}. This may read it: {words}{whose}"
 
 
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the map that the names of a record's fields suggest; None where nothing does."""
+    """Return the map that the names of a record's fields say; None where they say nothing."""
     for key, value in record.items():
         if _is_listed(value):
-            messages = _guessed_messages(value)
-            if messages is not None:
-                return {"messages": str(key), **messages}
-    texts = [str(key) for key, value in record.items() if isinstance(value, str)]
-    asks, answers = _named(texts, _ASKS), _named(texts, _ANSWERS)
-    asks = [key for key in asks if key not in answers[:1]]
-    if len(texts) == 2 and (asks or answers):  # the one next to a known one
-        asks = asks or [key for key in texts if key not in answers[:1]]
-        answers = answers or [key for key in texts if key not in asks[:1]]
-    if not asks or not answers:
+            role = _named(value[0], _SPEAKERS)
+            content = _named(value[0], _CONTENTS)
+            if role is not None and content is not None:
+                return {"messages": str(key), "role": role, "content": content}
+    named = {"system": _named(record, _SYSTEMS), "user": _named(record, _ASKS), "assistant": _named(record, _ANSWERS)}
+    if named["user"] is None or named["assistant"] is None:
         return None
-    systems = [key for key in _named(texts, _SYSTEMS) if key not in (asks[0], answers[0])]
-    return {**({"system": systems[0]} if systems else {}), "user": asks[0], "assistant": answers[0]}
+    return {name: key for name, key in named.items() if key is not None}
 
 
 def _is_listed(value: object) -> bool:
@@ -188,20 +186,15 @@ def _is_listed(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
-def _guessed_messages(items: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
-    texts = [str(key) for key, value in items[0].items() if isinstance(value, str)]
-    role = next((key for key in _named(texts, _SPEAKERS)), None)
-    content = max((key for key in texts if key != role), key=lambda key: len(items[0][key]), default=None)
-    if role is None or content is None:
-        return None
-    spoken = list(dict.fromkeys(str(item.get(role)) for item in items))
-    unknown = [name for name in spoken if name.strip().lower() not in ROLE_ALIASES]
-    roles = {ROLE_ALIASES.get(name.strip().lower()) for name in spoken}
-    free = [name for name in ("user", "assistant") if Role(name) not in roles]
-    return {"role": role, "content": content, **dict(zip(free, unknown, strict=False))}
+def _unknown_roles(record: Mapping[str, Any], fields: Mapping[str, str]) -> list[str]:
+    """List the spellings of roles in a list of messages that are not known."""
+    if "role" not in fields:
+        return []
+    spelled = dict.fromkeys(str(message.get(fields["role"])) for message in record[fields["messages"]])
+    return [name for name in spelled if name.strip().lower() not in ROLE_ALIASES]
 
 
-def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the keys that are one of these words, or hold one; earlier words and whole ones first."""
-    whole = [key for word in words for key in keys if key.lower() == word]
-    return list(dict.fromkeys([*whole, *(key for word in words for key in keys if word in key.lower())]))
+def _named(record: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    """Find the first field of text that is one of these words; earlier words first."""
+    by_name = {str(key).lower(): str(key) for key, value in record.items() if isinstance(value, str)}
+    return next((by_name[word] for word in words if word in by_name), None)
