@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -128,38 +128,114 @@ def check_isolation(
     rows = find_documents(batch, ids, document_starts)
     if max(map(len, rows)) < 2:
         raise DataError("no row of the batch holds two documents, so there is nothing to keep apart: pack first")
-    logits_of = _caller(model, call_options)
+    packed = _PackedBatch(_caller(model, call_options), batch, rows)
     with still(model), torch.no_grad():
-        base = logits_of(dict(batch))
-        if base.shape[:-1] != ids.shape:
-            raise DataError(f"logits have shape {tuple(base.shape)}, wanted (B, T, V) of {tuple(ids.shape)} ids")
-        scale = max(1.0, float(base.abs().max()))
-        noise = float((logits_of(dict(batch)) - base).abs().max())
-        if noise > ALONE_TOLERANCE[base.dtype] * scale:
-            raise DataError(
-                f"run twice on the same batch, the model's logits differ by {noise:.3g}: nothing can be "
-                "shown; switch dropout off, and give a callable that keeps no state"
-            )
-        moved_tolerance = max(torch.finfo(base.dtype).eps * scale, 2 * noise)
-        fresh = fresh_ids(ids, rows, vocabulary=base.shape[-1])
-        random = np.random.RandomState(seed)
-        _measure_movement(logits_of, batch, base, rows, fresh=fresh, max_probes=max_probes, random=random)
-        documents = [document for row in rows for document in row]
-        for document in documents:
-            document.alone = float((logits_of(alone(batch, document))[0] - document.of(base)).abs().max())
-    report = IsolationReport(
-        documents=tuple(documents),
-        moved_tolerance=moved_tolerance,
-        alone_tolerance=max(alone_tolerance(base), 2 * noise),
-    )
+        report = measure(packed, max_probes=max_probes, seed=seed)
     return report if report.passed else replace(report, advice=_advice(report, model, batch, call_options))
 
 
-def alone_tolerance(logits: torch.Tensor) -> float:
-    """Compute how far a document may be from itself alone; autocast and TF32 compute float32 more coarsely."""
+class PackedDocuments(Protocol):
+    """Packed rows as the check sees them: of texts, of trees, of texts with pictures."""
+
+    @property
+    def rows(self) -> Sequence[Sequence[Document]]:
+        """The documents of each row."""
+
+    def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
+        """Compute the logits (T, V) of each row, after changing one document of some rows."""
+
+    def probes(self, row: int, most: int) -> Sequence[Document]:
+        """Choose documents of a row to change, at most so many."""
+
+    def may_move(self, probe: Document) -> slice:
+        """Return the tokens besides its own that may see a document."""
+
+    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Yield how far the logits of each document are from those of the document alone."""
+
+
+def measure(packed: PackedDocuments, *, max_probes: int, seed: int) -> IsolationReport:
+    """Change one document of every row at a time, and compare all of them with themselves alone.
+
+    Args:
+        packed: The rows, and how the model is called with them.
+        max_probes: Documents that are changed, at most, as `PackedDocuments.probes` counts them.
+        seed: Of the ids that are written into a document.
+    """
+    random = np.random.RandomState(seed)
+    base = packed.logits({}, random)
+    dtype = base[0].dtype
+    scale = max(1.0, *(float(logits.abs().max()) for logits in base))
+    again = packed.logits({}, random)
+    noise = max(float((logits - first).abs().max()) for logits, first in zip(again, base, strict=True))
+    if noise > ALONE_TOLERANCE[dtype] * scale:
+        raise DataError(
+            f"run twice on the same batch, the model's logits differ by {noise:.3g}: nothing can be "
+            "shown; switch dropout off, and give a callable that keeps no state"
+        )
+
+    probes = [packed.probes(row, max_probes) for row in range(len(packed.rows))]
+    for turn in range(max(map(len, probes))):
+        changed = {row: row_probes[turn] for row, row_probes in enumerate(probes) if turn < len(row_probes)}
+        logits = packed.logits(changed, random)
+        for row, probe in changed.items():
+            moved = (logits[row] - base[row]).abs().amax(-1)
+            moved[packed.may_move(probe)] = 0
+            _note_movement(packed.rows[row], probe, moved)
+
+    documents = [document for row in packed.rows for document in row]
+    for document, apart in zip(documents, packed.alone(base), strict=True):
+        document.alone = apart
+    return IsolationReport(
+        documents=tuple(documents),
+        moved_tolerance=max(torch.finfo(dtype).eps * scale, 2 * noise),
+        alone_tolerance=max(_alone_tolerance(base[0]) * scale, 2 * noise),
+    )
+
+
+def _alone_tolerance(logits: torch.Tensor) -> float:
+    """Choose how far documents may be from themselves alone; autocast and TF32 compute float32 more coarsely."""
     is_coarse = torch.is_autocast_enabled(logits.device.type) or torch.get_float32_matmul_precision() != "highest"
-    dtype = torch.bfloat16 if is_coarse and logits.dtype is torch.float32 else logits.dtype
-    return ALONE_TOLERANCE[dtype] * max(1.0, float(logits.abs().max()))
+    return ALONE_TOLERANCE[torch.bfloat16 if is_coarse and logits.dtype is torch.float32 else logits.dtype]
+
+
+class _PackedBatch:
+    """A batch of packed texts."""
+
+    def __init__(self, logits_of: Logits, batch: Mapping[str, Any], rows: list[list[Document]]) -> None:
+        self.rows = rows
+        self._logits_of = logits_of
+        self._batch = batch
+        self._fresh: NDArray[np.int64] | None = None
+        """Ids that are written into documents."""
+
+    def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
+        """Compute the logits of each row, after changing one document of some rows."""
+        ids = self._batch["input_ids"].clone()
+        for document in changed.values():
+            assert self._fresh is not None
+            new = changed_document(document.of(ids), self._fresh, random)
+            ids[document.row, document.start : document.end] = new
+        logits = self._logits_of({**self._batch, "input_ids": ids})
+        if logits.shape[:-1] != ids.shape:
+            raise DataError(f"logits have shape {tuple(logits.shape)}, wanted (B, T, V) of {tuple(ids.shape)} ids")
+        if self._fresh is None:
+            self._fresh = fresh_ids(ids, self.rows, vocabulary=logits.shape[-1])
+        return list(logits)
+
+    def probes(self, row: int, most: int) -> Sequence[Document]:
+        """Choose documents of a row, spread over it."""
+        return [self.rows[row][place] for place in spread(len(self.rows[row]), most)]
+
+    def may_move(self, probe: Document) -> slice:
+        """Return no tokens: each text is seen by itself alone."""
+        return slice(0, 0)
+
+    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Yield how far the logits of each document are from those of the document alone."""
+        for document in (document for row in self.rows for document in row):
+            logits = self._logits_of(alone(self._batch, document))[0]
+            yield float((logits - base[document.row][document.start : document.end]).abs().max())
 
 
 def _caller(model: Any, call_options: dict[str, Any]) -> Logits:
@@ -201,29 +277,7 @@ def still(model: Any) -> Iterator[None]:
             model.train()
 
 
-def _measure_movement(
-    logits_of: Logits,
-    batch: Mapping[str, Any],
-    base: torch.Tensor,
-    rows: list[list[Document]],
-    *,
-    fresh: NDArray[np.int64],
-    max_probes: int,
-    random: np.random.RandomState,
-) -> None:
-    """Change one document of every row at a time and note how far the others move."""
-    probes = [[row[i] for i in spread(len(row), max_probes)] for row in rows]
-    for turn in range(max(map(len, probes))):
-        changed = [row_probes[turn] for row_probes in probes if turn < len(row_probes)]
-        ids = batch["input_ids"].clone()
-        for document in changed:
-            ids[document.row, document.start : document.end] = changed_document(document.of(ids), fresh, random)
-        logits = logits_of({**batch, "input_ids": ids})
-        for probe in changed:
-            note_movement(rows[probe.row], probe, (logits[probe.row] - base[probe.row]).abs())
-
-
-def note_movement(row: Sequence[Document], probe: Document, moved: torch.Tensor) -> None:
+def _note_movement(row: Sequence[Document], probe: Document, moved: torch.Tensor) -> None:
     """Note how far the logits of a row moved when one of its documents was changed; that one must move itself."""
     for document in row:
         far = float(moved[document.start : document.end].max())

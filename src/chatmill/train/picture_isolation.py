@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from chatmill.errors import DataError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash
 from chatmill.load.pictures import PictureCollator
-from chatmill.train.isolation import IsolationReport, alone_tolerance, note_movement, spread, still
+from chatmill.train.isolation import IsolationReport, measure, spread, still
 from chatmill.train.isolation_batches import Document
 
 Row = Mapping[str, Any]
@@ -32,24 +32,43 @@ def check_pictures(
 
     At most `max_probes` documents of each row are changed. The model is called in eval mode.
     """
-    random = np.random.RandomState(seed)
-    documents: list[Document] = []
-    eps = tolerance = 0.0
-    with still(model), torch.no_grad():
-        for number, feature in enumerate(collator.with_bytes(features)):
-            base = _logits(model, collator, feature)
-            eps = max(eps, torch.finfo(base.dtype).eps * max(1.0, float(base.abs().max())))
-            tolerance = max(tolerance, alone_tolerance(base))
-            in_row = _documents(number, feature)
-            for probe in (in_row[place] for place in spread(len(in_row), max_probes)):
-                note_movement(in_row, probe, (_logits(model, collator, _changed(feature, probe, random)) - base).abs())
-            for document in in_row:
-                alone = _logits(model, collator, _alone(feature, document))
-                document.alone = float((alone - base[document.start : document.end]).abs().max())
-            documents += in_row
-    if not any(document.number for document in documents):
+    packed = _PackedPictures(model, collator, list(collator.with_bytes(features)))
+    if max(map(len, packed.rows)) < 2:
         raise DataError("no row holds two documents, so there is nothing to keep apart: pack first")
-    return IsolationReport(documents=tuple(documents), moved_tolerance=eps, alone_tolerance=tolerance)
+    with still(model), torch.no_grad():
+        return measure(packed, max_probes=max_probes, seed=seed)
+
+
+class _PackedPictures:
+    """Packed rows with pictures, each collated by itself."""
+
+    def __init__(self, model: Any, collator: PictureCollator, features: Sequence[Row]) -> None:
+        self._model = model
+        self._collator = collator
+        self._features = features
+        self.rows = [_documents(number, feature) for number, feature in enumerate(features)]
+
+    def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
+        """Compute the logits of each row, after changing words and pictures of one document of some rows."""
+        features = [
+            _changed(feature, changed[row], random) if row in changed else feature
+            for row, feature in enumerate(self._features)
+        ]
+        return [_logits(self._model, self._collator, feature) for feature in features]
+
+    def probes(self, row: int, most: int) -> Sequence[Document]:
+        """Choose documents of a row, spread over it."""
+        return [self.rows[row][place] for place in spread(len(self.rows[row]), most)]
+
+    def may_move(self, probe: Document) -> slice:
+        """Return no tokens: each document is seen by itself alone."""
+        return slice(0, 0)
+
+    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Yield how far the logits of each document are from those of the document alone."""
+        for document in (document for row in self.rows for document in row):
+            logits = _logits(self._model, self._collator, _alone(self._features[document.row], document))
+            yield float((logits - base[document.row][document.start : document.end]).abs().max())
 
 
 def _logits(model: Any, collator: PictureCollator, feature: Row) -> torch.Tensor:

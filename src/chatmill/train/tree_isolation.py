@@ -10,6 +10,7 @@ Three things are shown on a user's own model, called with the batch that the col
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, alone_tolerance, note_movement, spread, still
+from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, measure, spread, still
 from chatmill.train.isolation_batches import Document
 from chatmill.train.losses import token_losses
 
@@ -56,33 +57,82 @@ def check_trees(
     batch: dict[str, Any] = DataCollatorForCausalLM(special, model=model)(features)
     batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     labels = batch.pop("labels")
-    random = np.random.RandomState(seed)
+    packed = _PackedTrees(model, batch, trees)
+    rows = []
+    for row, places, older in _rows(trees, device):
+        targets = labels[row, places].clone()
+        targets[:older] = IGNORE_INDEX  # an earlier row of the tree has these labels
+        rows.append((packed.of_row(row, places), targets[None]))
     with still(model):
         with torch.no_grad():
-            base = model(**batch).logits
-            documents = _moved(model, batch, base, trees, max_probes, random)
-            rows, apart = [], torch.zeros(base.shape[:2], dtype=base.dtype, device=device)
-            for row, places, older in _rows(trees, device):
-                alone = {"input_ids": batch["input_ids"][row, places][None], "use_cache": False}
-                far = (model(**alone).logits[0] - base[row, places]).abs().amax(-1)
-                apart[row, places] = torch.maximum(apart[row, places], far)
-                targets = labels[row, places].clone()
-                targets[:older] = IGNORE_INDEX  # an earlier row of the tree has these labels
-                rows.append((alone, targets[None]))
-            for document in documents:
-                document.alone = float(document.of(apart).max())
+            report = measure(packed, max_probes=max_probes, seed=seed)
         loss, of_trees = _losses(model, [(batch, labels)], gradients)
         by_rows, of_rows = _losses(model, rows, gradients)
     trained = {"loss": abs(loss - by_rows) / max(abs(by_rows), 1e-12)}
     if of_trees is not None and of_rows is not None:
         trained["gradients"] = float((of_trees - of_rows).abs().max()) / float(of_rows.abs().max())
-    return IsolationReport(
-        documents=tuple(documents),
-        moved_tolerance=torch.finfo(base.dtype).eps * max(1.0, float(base.abs().max())),
-        alone_tolerance=alone_tolerance(base),
-        trained=trained,
-        trained_tolerance=ALONE_TOLERANCE[base.dtype],
-    )
+    return replace(report, trained=trained, trained_tolerance=ALONE_TOLERANCE[packed.dtype])
+
+
+class _PackedTrees:
+    """A batch of packed trees; its documents are stretches that the same tokens see."""
+
+    def __init__(self, model: Any, batch: Mapping[str, Any], trees: Sequence[_Tree]) -> None:
+        self._model = model
+        self._batch = batch
+        self._trees = trees
+        self.dtype = torch.float32
+        """That of the logits."""
+        self._vocabulary = 0
+        """Logits of a token."""
+        self.rows: list[list[Document]] = [[] for _ in batch["input_ids"]]
+        self._of_tree: list[list[Document]] = []
+        """The documents of each tree."""
+        for tree in trees:
+            row = self.rows[tree.row]
+            cuts = np.union1d(tree.branches, np.flatnonzero(np.diff(tree.ends)) + 1)
+            borders = pairwise([0, *cuts.tolist(), len(tree.ends)])
+            paths = [
+                Document(row=tree.row, number=number, start=tree.start + first, length=last - first)
+                for number, (first, last) in enumerate(borders, len(row))
+            ]
+            row += paths
+            self._of_tree.append(paths)
+
+    def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
+        """Compute the logits of each row, after changing one stretch of some rows."""
+        ids = self._batch["input_ids"].clone()
+        for probe in changed.values():
+            steps = torch.from_numpy(random.randint(1, self._vocabulary, size=probe.length)).to(ids)
+            ids[probe.row, probe.start : probe.end] = (
+                probe.of(ids) + steps
+            ) % self._vocabulary  # another id everywhere
+        logits = self._model(**{**self._batch, "input_ids": ids}).logits
+        self.dtype, self._vocabulary = logits.dtype, logits.shape[-1]
+        return list(logits)
+
+    def probes(self, row: int, most: int) -> Sequence[Document]:
+        """Choose stretches of each tree of a row, spread over it."""
+        of_trees = [paths for tree, paths in zip(self._trees, self._of_tree, strict=True) if tree.row == row]
+        return [paths[place] for paths in of_trees for place in spread(len(paths), most)]
+
+    def may_move(self, probe: Document) -> slice:
+        """Return the tokens behind a stretch that see it."""
+        tree = next(one for one, paths in zip(self._trees, self._of_tree, strict=True) if probe in paths)
+        return slice(probe.end, tree.start + int(tree.ends[probe.start - tree.start]))
+
+    def of_row(self, row: int, places: torch.Tensor) -> dict[str, Any]:
+        """Make the batch of one row of a tree alone."""
+        return {"input_ids": self._batch["input_ids"][row, places][None], "use_cache": False}
+
+    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Yield how far the logits of each stretch are from those in the rows that hold it."""
+        apart = [torch.zeros(len(logits), dtype=logits.dtype, device=logits.device) for logits in base]
+        for row, places, _ in _rows(self._trees, base[0].device):
+            far = (self._model(**self.of_row(row, places)).logits[0] - base[row][places]).abs().amax(-1)
+            apart[row][places] = torch.maximum(apart[row][places], far)
+        for document in (document for row in self.rows for document in row):
+            yield float(apart[document.row][document.start : document.end].max())
 
 
 def _trees(row: int, feature: Mapping[str, Any]) -> Iterator[_Tree]:
@@ -92,31 +142,6 @@ def _trees(row: int, feature: Mapping[str, Any]) -> Iterator[_Tree]:
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), len(ends)], strict=True):
         jumps = np.flatnonzero(np.diff(positions[first:last]) != 1) + 1
         yield _Tree(row=row, start=first, ends=ends[first:last] - first, branches=jumps)
-
-
-def _moved(
-    model: Any, batch: Mapping[str, Any], base: torch.Tensor, trees: Sequence[_Tree], most: int, random: Any
-) -> list[Document]:
-    """Stretches that the same tokens see, with the largest movement of each by a change of one that it must not see."""
-    rows: dict[int, list[Document]] = {}
-    probes: list[tuple[_Tree, Document]] = []
-    for tree in trees:
-        paths: list[Document] = []
-        row = rows.setdefault(tree.row, [])
-        cuts = np.union1d(tree.branches, np.flatnonzero(np.diff(tree.ends)) + 1)
-        for first, last in pairwise([0, *cuts.tolist(), len(tree.ends)]):
-            number = len(row) + len(paths)
-            paths.append(Document(row=tree.row, number=number, start=tree.start + first, length=last - first))
-        row += paths
-        probes += [(tree, paths[place]) for place in spread(len(paths), most)]
-    for tree, probe in probes:
-        ids = batch["input_ids"].clone()
-        steps = torch.from_numpy(random.randint(1, base.shape[-1], size=probe.length)).to(ids)
-        ids[tree.row, probe.start : probe.end] = (probe.of(ids) + steps) % base.shape[-1]  # another id everywhere
-        moved = (model(**{**batch, "input_ids": ids}).logits[tree.row] - base[tree.row]).abs().amax(-1)
-        moved[probe.end : tree.start + int(tree.ends[probe.start - tree.start])] = 0  # these may see what was changed
-        note_movement(rows[tree.row], probe, moved)
-    return [document for row in rows.values() for document in row]
 
 
 def _rows(trees: Sequence[_Tree], device: torch.device) -> Iterator[tuple[int, torch.Tensor, int]]:
