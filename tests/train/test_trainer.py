@@ -17,7 +17,6 @@ from chatmill.core.publish import temporary_beside
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.load.token_stream import make_loader
-from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.train.checkpoint import checkpoints, read_state
 from chatmill.train.options import TrainOptions, checked
 from chatmill.train.trainer import Batch, FitResult, RunOutcome, _Run, fit, learning_rate, make_optimizer
@@ -105,19 +104,6 @@ def test_a_hybrid_that_cannot_read_packed_rows_is_refused(tmp_path: Path) -> Non
         batch.inputs(hybrid("nemotron_h"))
 
 
-def test_the_span_loss_knows_reasoning_from_the_stored_kinds(tmp_path: Path) -> None:
-    header, content, reasoning, user = 33, 34, 35, 26  # assistant.header, .content, .reasoning, user.content
-    kinds = [user, header, reasoning, reasoning, content, content, content]
-    with EpisodeWriter(tmp_path, "train") as writer:
-        for first in range(0, 40, 5):
-            writer.append([first + t for t in range(7)], [0, 0, 1, 1, 1, 1, 1], kinds=kinds)
-    for pack in (False, True):
-        result = fit(tiny_model(), loader_over(tmp_path, pack=pack), steps=1, loss="span", w_r=2.0, w_f=0.5)
-        values = result.history[0]
-        assert values["tokens_r"] * 3 == values["tokens_f"] * 2 > 0
-        assert values["loss"] == pytest.approx(2 * values["loss_r"] + 0.5 * values["loss_f"])
-
-
 def test_the_rate_rises_and_falls_and_vectors_do_not_decay() -> None:
     options = TrainOptions(learning_rate=1.0)
     rates = [learning_rate(options, step, 100) for step in range(100)]
@@ -148,7 +134,6 @@ def test_what_does_not_fit_is_refused(dataset: Path, tmp_path: Path) -> None:
             "the id 97, and the model has 97 embeddings",
         ),
         (None, loader_over(tmp_path / "idle"), {"out": tmp_path}, DataError, "no token was trained in 2 steps"),
-        (None, loader_over(tmp_path / "plain"), {"loss": "span"}, ConfigError, "store kinds"),
         (leaking, loader_over(dataset, pack=True), {}, ConfigError, r"see each other(.|\n)*NOT ISOLATED"),
     ):
         with pytest.raises(error, match=says):
@@ -162,7 +147,7 @@ def test_what_does_not_fit_is_refused(dataset: Path, tmp_path: Path) -> None:
         ({"learning_rate": 0}, r"learning_rate: .* \(found 0\)"),
         ({"warmup_pct": 1.5}, r"warmup_pct: .* \(found 1.5\)"),
         ({"steps": 2.5}, r"steps: .* \(found 2.5\)"),
-        ({"loss": "mean"}, "loss: should be 'weighted' or 'span'"),
+        ({"loss": "span"}, "unknown training option 'loss'"),
         ({"steps": 3, "epochs": 1}, "one of them"),
         ({"post_training": True, "epochs": 2}, "one pass"),
         ({"learning_rat": 1}, "Did you mean 'learning_rate'"),

@@ -171,14 +171,6 @@ class GPTEpisodeDataLoader(BatchLoader):
         numbers, counts = self.episode_rows(split).documents(step.epoch, step.rows)
         return [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
 
-    def with_policy(self, policy: Policy, split: str = "train") -> BatchLoader:
-        """Return the same rows in the same order, with the weights of another policy; for `batch_of` alone."""
-        config = self.config.replace(policy=policy)
-        rows = EpisodeRows(self.dataset(split), config.for_split(split))
-        return BatchLoader(
-            {split: rows}, config, dataset=rows.name, rank=self.rank, world_size=self.world_size, pin_memory=False
-        )
-
     def _announce(self, split: str, epoch: int) -> None:
         """Log one line at each epoch's start."""
         config, rows = self._configs[split], self.episode_rows(split)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,15 +14,6 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 OptionsT = TypeVar("OptionsT", bound="TrainOptions")
-
-
-class LossKind(StrEnum):
-    """What is divided by what."""
-
-    WEIGHTED = "weighted"
-    """Sum of weight * loss / sum of weights: the token mean if weights are 0 and 1."""
-    SPAN = "span"
-    """`w_r` * mean over reasoning + `w_f` * mean over answers (spec 5)."""
 
 
 class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +35,6 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Largest norm of the gradient; 0: no limit."""
     accumulation: Count = 1
     """Batches in one optimizer step."""
-    loss: LossKind = LossKind.WEIGHTED
-    w_r: NotNegative = 1.0
-    """Weight of reasoning in the loss "span"."""
-    w_f: NotNegative = 1.0
-    """Weight of answers in the loss "span"."""
     seed: int = 1337
     """Of everything random in a step: dropout at step s is that of seed and s, also after a resume."""
     post_training: bool = False

@@ -20,42 +20,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
-from chatmill.label.policy import Policy
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.loader import BatchLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
 from chatmill.train.checkpoint import RunState, checkpoints, load_checkpoint, read_state, save_checkpoint
 from chatmill.train.isolation import check_isolation
-from chatmill.train.losses import (
-    SPAN_FINAL,
-    SPAN_REASONING,
-    SpanLoss,
-    WeightedLoss,
-    span_counts,
-    span_normalized_loss,
-    token_losses,
-    weight_counts,
-    weighted_loss,
-)
-from chatmill.train.options import LossKind, TrainOptions, checked
+from chatmill.train.losses import WeightedLoss, token_losses, weight_counts, weighted_loss
+from chatmill.train.options import TrainOptions, checked
 
 log = logging.getLogger("chatmill.train")
 LOG = "log.jsonl"
 PROBE = (8, 1, 7, 16)
 """Lengths of the documents of the row on which isolation is proved."""
-SPAN_POLICY = Policy(
-    name="span_numbers",
-    weights={
-        (RoleCode.ASSISTANT, part): float(SPAN_REASONING if part is Part.REASONING else SPAN_FINAL)
-        for part in Part
-        if part is not Part.PAD
-    },
-)
-"""Gives a token's span number in place of its weight."""
 
 
 class RunOutcome(StrEnum):
@@ -92,10 +71,9 @@ class Batch:
     """One micro-batch, label-aligned."""
 
     inputs: dict[str, Any]
-    """What the model is called with; `labels`, `weights` and `spans` have the shape of `input_ids`."""
+    """What the model is called with; `labels` and `weights` have the shape of `input_ids`."""
     labels: torch.Tensor
     weights: torch.Tensor
-    spans: torch.Tensor | None
 
 
 def fit(
@@ -128,7 +106,6 @@ class _Run:
         self.optimizer = make_optimizer(model, options)
         if options.post_training:
             _refuse_partial_pass(loader)
-        self._spans = _span_loader(loader) if options.loss is LossKind.SPAN else None
         self.history: list[dict[str, Any]] = []
         self.saved: Path | None = None
         self.signal: int | None = None
@@ -204,7 +181,7 @@ class _Run:
         """Take one optimizer step over `count` micro-batches; log, evaluate and save if it is time to."""
         options, step = self.options, self.state.step + 1
         torch.manual_seed(options.seed * 1_000_003 + step)
-        result = self._gradients([self._batch(self.loader.get_batch(), self._spans) for _ in range(count)])
+        result = self._gradients([self._batch(self.loader.get_batch()) for _ in range(count)])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip or math.inf)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -223,14 +200,10 @@ class _Run:
         if last or (options.save_every and step % options.save_every == 0):
             self._save()
 
-    def _gradients(self, batches: list[Batch]) -> WeightedLoss | SpanLoss:
+    def _gradients(self, batches: list[Batch]) -> WeightedLoss:
         """Add the gradient of the step's loss to the parameters' own; the counts of the step come first."""
         self.model.train()
-        counted = (
-            weight_counts(batch.weights) if batch.spans is None else span_counts(batch.spans, batch.weights)
-            for batch in batches
-        )
-        counts = torch.stack(list(counted)).sum(0)
+        counts = torch.stack([weight_counts(batch.weights) for batch in batches]).sum(0)
         self._trained = self._trained or bool(counts.any())
         total: Any = None
         for batch in batches:
@@ -239,12 +212,9 @@ class _Run:
             total = part.detached() if total is None else total + part.detached()
         return total  # type: ignore[no-any-return]
 
-    def _loss(self, batch: Batch, counts: torch.Tensor) -> WeightedLoss | SpanLoss:
+    def _loss(self, batch: Batch, counts: torch.Tensor) -> WeightedLoss:
         losses = token_losses(self.model(**batch.inputs).logits, batch.labels)
-        if batch.spans is None:
-            return weighted_loss(losses, batch.weights, counts=counts)
-        weights = self.options.w_r, self.options.w_f
-        return span_normalized_loss(losses, batch.spans, batch.weights, *weights, counts=counts)
+        return weighted_loss(losses, batch.weights, counts=counts)
 
     @torch.no_grad()
     def _evaluate(self) -> None:
@@ -258,7 +228,7 @@ class _Run:
         total, tokens = (sum(part[name] for part in parts) for name in ("sum", "tokens"))
         self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
 
-    def _batch(self, loaded: tuple[torch.Tensor, ...], spans: BatchLoader | None = None) -> Batch:
+    def _batch(self, loaded: tuple[torch.Tensor, ...]) -> Batch:
         """Turn a batch of the loader into model inputs, labels and weights; masks are weights."""
         x, y, *mask = loaded[:3]
         inputs: dict[str, Any] = {"input_ids": x, "use_cache": False}
@@ -272,13 +242,11 @@ class _Run:
                 "Build the data with the model's own tokenizer, or resize the model (model.resize_token_embeddings)"
             )
         weights = (y != IGNORE_INDEX).float() * (mask[0] if mask else 1)
-        numbers = None if spans is None else spans.batch_of(self.loader.last_step())[2].to(y.device)
         shape = inputs["input_ids"].shape  # one row where the kernels of the model want it so
         return Batch(
             inputs=inputs,
             labels=y.reshape(shape),
             weights=weights.reshape(shape),
-            spans=None if numbers is None else numbers.reshape(shape),
         )
 
     def _prove_isolation(self) -> None:
@@ -389,10 +357,3 @@ def _refuse_partial_pass(loader: Any) -> None:
         )
     if loader.config.epoch_drop_last:
         raise ConfigError("post_training sees every row once: set epoch_drop_last to false")
-
-
-def _span_loader(loader: Any) -> BatchLoader:
-    """Open a second loader of the same rows whose masks are span numbers."""
-    if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
-        raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
-    return loader.with_policy(SPAN_POLICY)
