@@ -26,7 +26,7 @@ SHOWN = 60
 """Characters that are shown of each end of an answer."""
 
 
-class Sample(NamedTuple):
+class FileSample(NamedTuple):
     """The first records of a file."""
 
     shape: str
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 def sample_file(
     path: Place, *, shape: str | None, preferences: str | None, most_records: int, most_characters: int
-) -> Sample:
+) -> FileSample:
     """Read the first records of a file, one at least.
 
     Args:
@@ -73,7 +73,7 @@ def sample_file(
         records.append(conversation)
 
     sizes += [0] * (len(records) - len(sizes))
-    return Sample(shape or source.shape.name, records, sizes, is_whole)
+    return FileSample(shape or source.shape.name, records, sizes, is_whole)
 
 
 def _characters(conversation: Conversation) -> int:
