@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
-from chatmill.store.kd import synth_kd_blend, synth_kd_blends
+from chatmill.store.kd import local_prefix, synth_kd_blend, synth_kd_blends
 from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, token_prefix
+from chatmill.store.mapped import fetch_file
 
 try:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.object_storage_utils import is_object_storage_path
 except ImportError as error:
     if error.name and not error.name.startswith("megatron"):  # newer versions ask for triton, also on CPUs
         raise ConfigError(f"megatron-core needs {error.name!r} to be imported: pip install {error.name}") from error
@@ -58,6 +60,8 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     ) -> None:
         """Take what Megatron's builder gives; `indexed_dataset` is that of the tokens."""
         self._shard = _open_shard(indexed_dataset.path_prefix, self.sidecars)
+        if self._shard.few_tokens and not config.path_to_cache:
+            raise ConfigError(f"{indexed_dataset.path_prefix}: tokens in object storage need a path_to_cache")
         # A copy: the config is shared by all shards of a blend, and the fingerprint is that of one.
         config = copy(config)
         setattr(config, FINGERPRINT, self._shard.fingerprint())
@@ -65,9 +69,22 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
-        """The token dataset, once all three are known to be whole and aligned (Megatron maps whatever there is)."""
-        _open_shard(dataset_path)
-        return GPTDataset.build_low_level_dataset(dataset_path, config)
+        """The token dataset, once all three are known to be whole and aligned (Megatron maps whatever there is).
+
+        Tokens at a URL are streamed by Megatron where its config has an `object_storage_cache_path`; else they are
+        fetched into the cache, as sidecars always are.
+        """
+        cache = getattr(config, "object_storage_cache_path", None)
+        if cache and is_object_storage_path(dataset_path):
+            if config.mmap_bin_files:
+                raise ConfigError(f"{dataset_path}: Megatron streams object storage with mmap_bin_files=False")
+            _open_shard(dataset_path)
+            return GPTDataset.build_low_level_dataset(dataset_path, config)
+        prefix = local_prefix(dataset_path)
+        shard = KDShard.open(prefix)
+        for path in (shard.tokens.idx, shard.tokens.bin):
+            fetch_file(path)
+        return GPTDataset.build_low_level_dataset(prefix, config)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
@@ -140,6 +157,6 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
 
 
 def _open_shard(prefix: str, sidecars: Sequence[str] = ()) -> KDShard:
-    if "://" in prefix:
-        raise ConfigError(f"{token_prefix(prefix)}: sidecars are read from a file system, not from object storage")
-    return KDShard.open(prefix, sidecars)
+    """Open a shard; the tokens of one that still has a URL are Megatron's to read."""
+    token_prefix(prefix)
+    return KDShard.open(local_prefix(prefix), sidecars, few_tokens=is_object_storage_path(prefix))

@@ -142,15 +142,11 @@ def test_an_export_whose_tokens_were_rolled_is_refused(tmp_path: Path) -> None:
 
 
 def test_prefixes_and_roots_that_do_not_fit(root: Path, tmp_path: Path) -> None:
-    from chatmill.megatron import SynthKDDataset
-
     blend = synth_kd_blend(root)
     assert [Path(prefix).name for prefix in blend.prefixes] == ["shard_00_tokens", "shard_01_tokens"]
     assert blend.weights == [float(sum(len(document.ids) for document in shard)) for shard in TRAIN]
     with pytest.raises(ConfigError, match=r"did you mean .*shard_00_tokens\?"):
         KDShard.open(root / "train" / "shard_00")
-    with pytest.raises(ConfigError, match="object storage"):
-        SynthKDDataset.build_low_level_dataset("s3://bucket/shard_00_tokens", None)
     with pytest.raises(UnknownNameError, match=r"unknown split 'val'.*Known: train, valid"):
         synth_kd_blend(root, "val")
     (root / "manifest.json").unlink()

@@ -285,6 +285,12 @@ def remote_file(path: str | os.PathLike[str]) -> Remote | None:
     return Remote(join(url, name), FileRecord(bytes=int(size), digest=digest, hash=hash), target)
 
 
+def stored_record(path: str | os.PathLike[str]) -> FileRecord | None:
+    """Return the size and digest of a remote dataset's file; None for what is no file of one."""
+    remote = remote_file(path)
+    return None if remote is None else remote.record
+
+
 def stored_size(path: str | os.PathLike[str]) -> int | None:
     """Return the size of a file that was not fetched yet; None for what is no file of a remote dataset."""
     remote = remote_file(path)
@@ -304,6 +310,16 @@ def fill(path: str | os.PathLike[str]) -> bool:
     if not cache.touch(remote.target):
         cache.keep(remote.target, remote.record.bytes, partial(_download, remote))
     return True
+
+
+def read_part(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
+    """Return some bytes of a file of a remote dataset, without fetching the others; nothing compares them."""
+    remote = remote_file(path)
+    if remote is None or remote.target.exists():
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+    return stores.read_range(remote.url, start, stop)
 
 
 def fill_all(paths: Sequence[Path], threads: int = stores.STREAMS) -> None:

@@ -36,6 +36,11 @@ def dataset_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path
     return remote.local_folder(path, whole=whole)
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether the address of a dataset is a URL."""
+    return remote.address(path) is not None
+
+
 def beside(folder: Path, name: str) -> Path:
     """Return where what is made of a dataset goes by default: beside its folder, or for a URL where we are."""
     return Path(name) if remote.origin(folder) else folder.with_name(name)

@@ -22,7 +22,7 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST, dataset_folder
+from chatmill.store.episode_layout import MANIFEST, dataset_folder, is_remote
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
 from chatmill.store.megatron import MegatronIndex
@@ -50,7 +50,7 @@ class KDRoot(NamedTuple):
 
 def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     """Look into a finished folder, without opening its shards; refuses one whose manifest is not there yet."""
-    folder = dataset_folder(directory, whole=True)
+    folder = dataset_folder(directory)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder")
     splits = {
@@ -99,12 +99,25 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
     """Return the shards of a split for `blend_per_split` of a `GPTDatasetConfig`, weighted by their tokens.
 
     Weights need a number of samples; for exactly one epoch, or without a number, give `(blend.prefixes, None)`.
-    Shards are not opened here beyond their sizes: the dataset checks them when it is built.
+    Shards are not opened here beyond their sizes: the dataset checks them when it is built. Those of a root at a URL
+    are URLs.
     """
     splits = find_kd_root(root).splits
     chosen_splits(splits, [split], NO_SHARDS)
     prefixes = list(splits[split])
-    return KDBlend(prefixes, [float(MegatronIndex.open(prefix).values) for prefix in prefixes])
+    weights = [float(MegatronIndex.open(prefix).values) for prefix in prefixes]
+    if is_remote(root):  # under the same names on all machines
+        home = os.fspath(root).rstrip("/")
+        prefixes = [f"{home}/{split}/{os.path.basename(prefix)}" for prefix in prefixes]
+    return KDBlend(prefixes, weights)
+
+
+def local_prefix(prefix: str) -> str:
+    """Return the prefix of a shard on this machine: for a URL in the cache, whose files are fetched on demand."""
+    if not is_remote(prefix):
+        return prefix
+    root, split, name = prefix.rsplit("/", 2)
+    return str(dataset_folder(root) / split / name)
 
 
 def synth_kd_blends(root: str | os.PathLike[str]) -> list[KDBlend | None]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.episode_layout import MANIFEST
-from chatmill.store.mapped import MappedFiles, probe
+from chatmill.store.mapped import MappedFiles, StoredValues, probe, stated_digest
 from chatmill.store.megatron import MegatronIndex, idx_path
 from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, manifest_kind
 
@@ -84,12 +84,25 @@ class KDShard:
     sidecars: Mapping[str, MegatronIndex]
     """`lossmask`, `span`, and the sidecars of a user's own that were asked for."""
     files: MappedFiles = field(default_factory=MappedFiles)
+    few_tokens: bool = False
+    """Another reader fetches the tokens: here few of them are asked of the store."""
 
     @classmethod
-    def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = (), *, is_own: bool = False) -> KDShard:
+    def open(
+        cls,
+        prefix: str | os.PathLike[str],
+        sidecars: Sequence[str] = (),
+        *,
+        is_own: bool = False,
+        few_tokens: bool = False,
+    ) -> KDShard:
         """Open all six files, and those of further sidecars; what does not fit together is a `FormatError`.
 
-        `is_own`: this very run wrote the files, and nothing but their sizes is checked.
+        Args:
+            prefix: That of the token files.
+            sidecars: Further sidecars.
+            is_own: This very run wrote the files, and nothing but their sizes is checked.
+            few_tokens: The tokens are in a store, and another reader fetches them.
         """
         name = token_prefix(prefix)
         for sidecar in sidecars:
@@ -99,6 +112,7 @@ class KDShard:
             prefix=name,
             tokens=MegatronIndex.open(name, is_own=is_own),
             sidecars={column: MegatronIndex.open(sidecar_prefix(name, column), is_own=is_own) for column in beside},
+            few_tokens=few_tokens,
         )
         if is_own:
             return shard
@@ -122,6 +136,8 @@ class KDShard:
     def values(self, column: str) -> NDArray[Any]:
         """Return all values of the tokens or of a sidecar, flat, mapped from their file."""
         index = self.tokens if column == TOKENS else self.sidecars[column]
+        if column == TOKENS and self.few_tokens:
+            return cast(NDArray[Any], StoredValues(index.bin, index.dtype, index.values))
         return self.files.get(index.bin, index.dtype, index.values)
 
     def spans(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -139,8 +155,15 @@ class KDShard:
         return self.values(TOKENS)[place], self.values(LOSSMASK)[place], self.values(SPAN)[place]
 
     def fingerprint(self) -> str:
-        """A hash over all lengths and samples of all values, with their sizes: another build gives another one."""
+        """A hash over all lengths and samples of all values, with their sizes: another build gives another one.
+
+        Of a remote dataset whose tokens another reader fetches: over the digests of all files.
+        """
         digest = hashlib.sha256(self.tokens.dtype.name.encode())
+        if self.few_tokens:
+            for index in (self.tokens, *self.sidecars.values()):
+                digest.update(f"{stated_digest(index.idx)} {stated_digest(index.bin)}\0".encode())
+            return digest.hexdigest()
         digest.update(np.ascontiguousarray(self.tokens.lengths).data)
         for column in (TOKENS, *self.sidecars):
             probe(digest, self.values(column))

@@ -59,6 +59,33 @@ def _mapping(path: str | Path, size: int) -> mmap.mmap:
     raise FileNotFoundError(errno.ENOENT, f"it was removed from the cache {FETCHES} times before it could be opened")
 
 
+class StoredValues:
+    """The values of a file of a remote dataset of which few are wanted: slices are asked of its store."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], size: int) -> None:
+        self._path, self.dtype, self._size = path, dtype, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        """Return the values of a slice."""
+        start, stop, _ = place.indices(self._size)
+        width = self.dtype.itemsize
+        return np.frombuffer(remote.read_part(self._path, start * width, max(start, stop) * width), dtype=self.dtype)
+
+
+def stated_digest(path: Path) -> str:
+    """Return the digest that the manifest has of a remote dataset's file; empty for other files."""
+    record = remote.stored_record(path)
+    return "" if record is None else record.digest
+
+
+def fetch_file(path: Path) -> None:
+    """Fetch a file of a remote dataset; nothing happens for other files."""
+    remote.fill(path)
+
+
 class MappedFiles:
     """The files of a dataset that are mapped now: each holds a descriptor, so those used longest ago are let go."""
 

@@ -146,14 +146,14 @@ class MegatronIndex:
         """
         data, index = bin_path(prefix), idx_path(prefix)
         size = file_size(index)
-        dtype, sequences, documents = _header(index, size)
+        whole = map_file(index, np.uint8)
+        dtype, sequences, documents = _header(index, whole)
         expected = HEADER.size + 12 * sequences + 8 * documents
         if size != expected:
             raise FormatError(
                 f"{index}: {size:,} bytes, but {sequences:,} sequences and {documents - 1:,} documents need "
                 f"{expected:,}: the file was cut or changed"
             )
-        whole = map_file(index, np.uint8)
         lengths = whole[HEADER.size :][: 4 * sequences].view("<i4")
         pointers = whole[HEADER.size + 4 * sequences :][: 8 * sequences].view("<i8")
         ends = whole[HEADER.size + 12 * sequences :].view("<i8")
@@ -186,12 +186,11 @@ class MegatronIndex:
         return map_file(self.bin, self.dtype, self.values)
 
 
-def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:
+def _header(index: Path, data: NDArray[np.uint8]) -> tuple[np.dtype[Any], int, int]:
     """Dtype, sequences, and documents + 1."""
-    if size < HEADER.size:
-        raise FormatError(f"{index}: {size} bytes; an index has at least {HEADER.size}")
-    with index.open("rb") as file:
-        magic, version, code, sequences, documents = HEADER.unpack(file.read(HEADER.size))
+    if len(data) < HEADER.size:
+        raise FormatError(f"{index}: {len(data)} bytes; an index has at least {HEADER.size}")
+    magic, version, code, sequences, documents = HEADER.unpack(data[: HEADER.size].tobytes())
     if (magic, version) != (MAGIC, VERSION) or code not in _DTYPES or documents < 1:
         raise FormatError(
             f"{index}: no index of Megatron Core with version {VERSION}: begins with {magic!r}, version {version}, "
