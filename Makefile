@@ -18,7 +18,7 @@ WHEEL_VENV := .venv-wheels
 WHEEL_BIN := $(WHEEL_VENV)/bin
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu test-megatron test-trainers lint check docs bench wheels browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron test-trainers test-agents lint check docs bench wheels browser clean setup
 
 setup: $(STAMP)
 
@@ -83,6 +83,18 @@ test-trainers: setup
 	done
 	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py
 
+# Files that agents' own packages write, and other readers of such files, anew: they want a newer Python than we do. harbor is
+# installed without what it depends on, of which its converters need two small packages.
+AGENTS_PYTHON ?= python3.12
+test-agents: setup
+	test -x .agents/venv/bin/python || $(AGENTS_PYTHON) -m venv .agents/venv
+	.agents/venv/bin/pip install -q --disable-pip-version-check -r tools/agent_files/requirements.txt
+	.agents/venv/bin/pip install -q --disable-pip-version-check --no-deps harbor==0.25.0
+	rm -rf .agents/data && cp -r tests/data/agents .agents/data && rm -r .agents/data/openhands
+	.agents/venv/bin/python tools/agent_files/openhands_run.py .agents/data
+	.agents/venv/bin/python tools/agent_files/other_readers.py .agents/data
+	CHATMILL_AGENT_DATA=$(CURDIR)/.agents/data $(BIN)/python -m pytest tests/read -k agents
+
 $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.txt benchmarks/requirements.txt
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_PIP) torch
@@ -110,4 +122,4 @@ browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .tokenizers-1 .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .agents .tokenizers-1 .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

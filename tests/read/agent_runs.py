@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from chatmill.read.agents.branches import AgentOptions, UnknownPrompt
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import read_records
 
-DATA = Path(__file__).parent.parent / "data" / "agents"
+DATA = Path(os.environ.get("CHATMILL_AGENT_DATA") or Path(__file__).parent.parent / "data" / "agents")
+"""`make test-agents` makes some of these files anew, elsewhere."""
 
 
 def records_of(path: Path, agent: AgentOptions | None = None) -> list[dict[str, Any]]:

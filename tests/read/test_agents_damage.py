@@ -11,12 +11,19 @@ import pytest
 
 from chatmill.errors import ChatmillError
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.places import RunFolder, place
 from tests.read.agent_runs import DATA
 
 JUNK: list[Any] = [None, True, 0, -1, 3.5, "", "x", "{", [], [None], [1], {}, {"a": 1}, {"type": "text"}]
-EXAMPLES = sorted(
-    path for path in DATA.rglob("*") if path.suffix in (".jsonl", ".traj") or path.name.endswith(".traj.json")
-)
+FILES = [path for path in DATA.rglob("*") if path.suffix in (".jsonl", ".traj") or path.name.endswith(".traj.json")]
+EXAMPLES = sorted([*FILES, DATA / "openhands" / "events", DATA / "openhands" / "completions"])
+"""A folder is read as one file of lines, which is damaged here."""
+
+
+def example_text(path: Path) -> str:
+    """Return the text of an example."""
+    whole = place(path)
+    return (whole.copy() if isinstance(whole, RunFolder) else path).read_text()
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -43,12 +50,12 @@ def replaced(value: Any, at: tuple[Any, ...], junk: Any) -> Any:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: "/".join(path.relative_to(DATA).parts))
 def test_junk_anywhere_is_never_a_traceback(path: Path, tmp_path: Path) -> None:
     choose = random.Random(path.name)
-    text = path.read_text()
+    text = example_text(path)
     try:
         lines = [json.loads(text)]
     except ValueError:
         lines = [json.loads(line) for line in text.splitlines()]
-    copy = tmp_path / path.name
+    copy = tmp_path / place(path).name
     for _ in range(60):
         number = choose.randrange(len(lines))
         line = replaced(lines[number], choose.choice(places(lines[number])), choose.choice(JUNK))
@@ -63,8 +70,8 @@ def test_junk_anywhere_is_never_a_traceback(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: "/".join(path.relative_to(DATA).parts))
 def test_a_file_that_is_cut_off_says_so(path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / path.name
-    copy.write_bytes(path.read_bytes()[:-20])
+    copy = tmp_path / place(path).name
+    copy.write_text(example_text(path)[:-20])
     errors: list[ChatmillError] = []
     try:
         list(ConversationFile(copy, on_error=errors.append))

@@ -9,6 +9,7 @@ from chatmill.errors import RecordError
 from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, Lacking, PlainMessage
 from chatmill.read.agents.dialects import chat_message
+from chatmill.read.agents.openhands_tree import EventTree
 from chatmill.read.agents.request_logs import CallJoiner
 
 CONDENSED = "condensed events"
@@ -16,7 +17,7 @@ CONDENSED = "condensed events"
 
 def read_completion_log(file: AgentFile) -> Iterator[AgentRun]:
     """Yield the run of one logged call."""
-    calls = CallJoiner(file.path.name.removesuffix(".json"))
+    calls = CallJoiner(file.path.name.removesuffix(".json").removesuffix(".jsonl"))
     for line in file.lines():
         if line.error is not None:
             calls.run.errors.append(line.error)
@@ -40,11 +41,11 @@ def read_openhands_events(file: AgentFile) -> Iterator[AgentRun]:
         elif not isinstance(line.value, Mapping):
             errors.append(RecordError(f"entry {line.number} must be an object", code="record_type"))
         elif isinstance(line.value.get("history"), list):
-            yield _Events(str(line.value.get("instance_id")), _flat(line.value["history"])).run()
+            yield _event_run(str(line.value.get("instance_id")), _flat(line.value["history"]))
         else:
             events.append(line.value)
     if events or errors:
-        run = _Events(file.stem, events, is_damaged=bool(errors)).run()
+        run = _event_run(file.stem, events, is_damaged=bool(errors))
         run.errors += errors
         yield run
 
@@ -87,8 +88,15 @@ def _has_parameters(tool: Any) -> bool:
     return isinstance(function, Mapping) and "parameters" in function
 
 
+def _event_run(name: str, events: list[Mapping[str, Any]], *, is_damaged: bool = False) -> AgentRun:
+    """Return the run of a conversation, of either generation."""
+    if any(isinstance(event.get("kind"), str) for event in events):
+        return EventTree(name, events, is_damaged=is_damaged).run()
+    return _Events(name, events, is_damaged=is_damaged).run()
+
+
 class _Events:
-    """The events of one conversation, in the order of the file."""
+    """The events of one conversation of the first generation, in the order of the file."""
 
     def __init__(self, name: str, events: list[Mapping[str, Any]], *, is_damaged: bool = False) -> None:
         self._run = AgentRun(name, [])
@@ -102,16 +110,12 @@ class _Events:
     def run(self) -> AgentRun:
         """Return the run with its one history."""
         for event in self._events:
-            if isinstance(event.get("kind"), str):
-                self._add_second(event)
-            else:
-                self._add_first(event)
+            self._add(event)
         has_system = bool(self._turns) and self._turns[0].message.get("role") == "system"
         self._run.branches.append(AgentBranch(self._turns, tools=self._tools, has_system=has_system))
         return self._run
 
-    def _add_first(self, event: Mapping[str, Any]) -> None:
-        """Add an event of the first generation."""
+    def _add(self, event: Mapping[str, Any]) -> None:
         arguments = event.get("args")
         arguments = arguments if isinstance(arguments, Mapping) else {}
         action = event.get("action")
@@ -162,77 +166,3 @@ class _Events:
         turn = AgentTurn(message, name, model, self._unknown)
         self._answers[name] = turn
         self._turns.append(turn)
-
-    def _add_second(self, event: Mapping[str, Any]) -> None:
-        """Add an event of the second generation, whose kind is the name of its class."""
-        match event.get("kind"):
-            case "SystemPromptEvent":
-                self._add_system(event)
-            case "MessageEvent":
-                self._add_message(event)
-            case "ActionEvent":
-                self._add_action(event)
-            case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
-                self._add_result(event)
-            case "Condensation":
-                self._unknown = self._unknown or CONDENSED
-            case "TokenEvent":
-                self._lacks.add("place of token ids")
-
-    def _add_system(self, event: Mapping[str, Any]) -> None:
-        texts = [_text(event.get("system_prompt"))]
-        if event.get("dynamic_context"):
-            texts.append(_text(event["dynamic_context"]))
-        self._turns.append(AgentTurn({"role": "system", "content": "".join(texts)}))
-
-    def _add_message(self, event: Mapping[str, Any]) -> None:
-        told = event.get("llm_message")
-        told = told if isinstance(told, Mapping) else {}
-        content = _text(told.get("content")) + _text(event.get("extended_content"))
-        if told.get("role") == "assistant":
-            message: PlainMessage = {"role": "assistant", "content": content}
-            if told.get("reasoning_content"):
-                message["reasoning_content"] = told["reasoning_content"]
-            self._add_answer(str(event.get("llm_response_id") or event.get("id")), message, "")
-        else:
-            self._turns.append(AgentTurn({"role": told.get("role"), "content": content}))
-
-    def _add_action(self, event: Mapping[str, Any]) -> None:
-        """Add a call; neighbouring calls of one response are one answer, with the thought of the first."""
-        name = str(event.get("llm_response_id") or event.get("id"))
-        call = event.get("tool_call")
-        call = call if isinstance(call, Mapping) else {}
-        function = {"name": call.get("name"), "arguments": call.get("arguments")}
-        plain = {"id": call.get("id"), "type": "function", "function": function}
-        if name in self._answers:
-            self._answers[name].message.setdefault("tool_calls", []).append(plain)
-            return
-        message: PlainMessage = {"role": "assistant", "content": _text(event.get("thought")) or None}
-        if event.get("reasoning_content"):
-            message["reasoning_content"] = event["reasoning_content"]
-        message["tool_calls"] = [plain]
-        self._add_answer(name, message, "")
-
-    def _add_result(self, event: Mapping[str, Any]) -> None:
-        observation = event.get("observation")
-        observation = observation if isinstance(observation, Mapping) else {}
-        text = _text(observation.get("content")) if observation else ""
-        text = text or str(event.get("error") or event.get("rejection_reason") or "")
-        message: PlainMessage = {"role": "tool", "tool_call_id": event.get("tool_call_id"), "content": text}
-        is_error = observation.get("is_error") is True or event.get("kind") == "AgentErrorEvent"
-        if is_error:
-            message["is_error"] = True
-        # What a model sees of an observation is made by the class of the observation, which is in no file.
-        self._lacks.add("words of observations as the model sees them")
-        self._turns.append(AgentTurn(message))
-
-
-def _text(content: object) -> str:
-    """Return the texts of a content; pictures have none."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping):
-        return _text(content.get("text"))
-    if isinstance(content, list):
-        return "".join(_text(part) for part in content)
-    return ""
