@@ -326,7 +326,7 @@ def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict
 def read_both(folder: Path, columns: dict[str, Any]) -> tuple[Any, Any]:
     """Rows of Parquet as inspect and as audit read them."""
     pq.write_table(pa.table(columns), folder / "rows.parquet")
-    return open_for_looking(folder / "rows.parquet").split(), read_columns(open_tokenized(folder / "rows.parquet")[0])
+    return open_for_looking(folder / "rows.parquet").split(), read_columns(open_tokenized(folder / "rows.parquet"))
 
 
 def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> None:
