@@ -174,7 +174,7 @@ for name, use in {
         use()
     except MissingExtraError as error:
         found[name] = str(error)
-for line in ("train r.yaml", "inspect chats.jsonl -T harmony", "build chats.jsonl -o out -T harmony -w 0",
+for line in ("train r.yaml", "inspect chats.jsonl -T harmony", "build chats.jsonl -o out -m o200k -T harmony -w 0",
              "pack texts.jsonl -t bytes -o rows.parquet"):
     said, sys.argv = io.StringIO(), ["chatmill", *line.split()]
     with contextlib.redirect_stderr(said):

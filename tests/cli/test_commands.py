@@ -216,8 +216,17 @@ def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
         (["synth-kd", "o", "--set", "max_tokens=-1"], "--set max_tokens takes an integer >= 0, not -1"),
         (["build", "c.jsonl", "-o", "o", "--shape", "alpaca", "--shape", "user=q"], "alpaca says what all fields are"),
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["init", "nowhere.jsonl", "-m", "bytes"], "nowhere.jsonl"),
+        (["build", "chats.jsonl", "-o", "new"], "name the model that the tokens are for: --model FOLDER"),
+        (
+            ["build", "chats.jsonl", "-o", "new", "-m", "./no/model"],
+            "no tokenizer './no/model': there is no such folder",
+        ),
+        (["audit", "chats.jsonl", "-m", "../nowhere"], "no tokenizer '../nowhere': there is no such folder"),
+        (["template", "../nowhere"], "no template '../nowhere': there is no such folder"),
+        (["init", "chats.jsonl", "-m", "bytes", "--for", "megatrn"], "Did you mean 'megatron'?"),
         (["init", "chats.jsonl", "-o", "r.yaml", "-t", "bytes"], "is there already and is not overwritten"),
-        (["init", "chats.jsonl", "--set", "preferences=pairs"], "chatmill build ... --set preferences=pairs"),
+        (["init", "chats.jsonl"], "name the model that the tokens are for: --model FOLDER"),
         (["init", "chats.jsonl", "--set", "preference=chosen"], "Did you mean 'preferences'?"),
         (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
         ([*TRANSCRIPTS, "-o", "."], "is not a regular file"),
@@ -273,6 +282,7 @@ def test_junk_is_a_mistake_and_never_a_traceback(command: str, file: str, tmp_pa
     (tmp_path / file).write_bytes(JUNK[file])
     extra = {
         "build": ["-o", "out", *BYTES] if not file.endswith("yaml") else ["-o", "out"],
+        "init": ["-m", "bytes"],
         "transcripts": ["-t", "bytes", "--context-length", "9", "-o", "t.jsonl"],
     }
     done = call(command, file, *extra.get(command, []))

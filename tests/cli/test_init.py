@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -10,14 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from chatmill.compiler.first_recipe import LONGEST_ROW, FirstLook, look_at, recipe_text
 from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.errors import DataError, RecordError
+from chatmill.export.registry import TARGETS
+from chatmill.export.trainer_lines import TRAINER_LINES
 from chatmill.render.registry import find_template
 from tests.cli.run import invoke
-from tests.compiler.builds import talk, write_jsonl
+from tests.compiler.builds import CHATML, talk, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
 
@@ -181,3 +186,114 @@ def test_files_without_a_usable_record(tmp_path: Path, content: str, error: type
     assert isinstance(done.exception, error)
     assert message in str(done.exception)
     assert not (tmp_path / "recipe.yaml").exists()
+
+
+CHAT = {"messages": talk("q", "an answer")}
+MIXED = [CHAT, {"prompt": "q", "completion": "a"}, {"instruction": "q", "output": "a"}]
+
+
+def test_a_file_that_mixes_formats_is_read_each_in_its_own(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [*MIXED, *MIXED, "{broken"])
+    done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
+    assert "mixes formats, and each record is read in its own: of the first 7 records openai 2" in done.output
+    assert f"Cannot be read: {path}:7: not JSON" in done.output
+    recipe = recipe_of(tmp_path / "recipe.yaml")
+    assert recipe.sources[0].shape == "each"
+    built = run_build(structs.replace(recipe, gates=Gates(records_left_out=None)), tmp_path / "out", workers=0)
+    assert built.manifest["splits"]["train"]["episodes"] == 6
+
+
+def test_one_format_stays_the_format_of_a_file_with_bad_records(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [CHAT, CHAT, {"text": "no format"}, {"messages": []}])
+    look = checked(path, tokenizer="bytes")
+    assert look.recipe.sources[0].shape == "openai"
+    assert not look.files[0].formats
+
+
+PAIRS = [{"prompt": f"q{n}", "chosen": "good " * (n + 1), "rejected": "bad"} for n in range(6)]
+LABELS = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 2 == 0} for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("records", "holds", "preferences", "episodes"),
+    [
+        (PAIRS, ("pairs",), "pairs", 12),
+        (PAIRS, (), "chosen", 6),
+        (LABELS, ("pairs",), "pairs", 6),
+        (LABELS, (), "chosen", 3),
+        ([CHAT, CHAT, CHAT, PAIRS[0]], ("pairs",), "chosen", 4),
+    ],
+)
+def test_answers_that_people_compared_are_recognised(
+    tmp_path: Path, records: list[Any], holds: tuple[str, ...], preferences: str, episodes: int
+) -> None:
+    look = checked(write_jsonl(tmp_path / "pairs.jsonl", records), tokenizer="bytes", holds=holds)
+    assert look.recipe.preferences == preferences
+    assert sum(file.records for file in look.files) == (3 if episodes == 3 else len(records))
+    (tmp_path / "recipe.yaml").write_text(recipe_text(look))
+    built = run_build(tmp_path / "recipe.yaml", tmp_path / "out", workers=0)
+    assert built.manifest["splits"]["train"]["episodes"] == episodes
+
+
+def test_labels_that_are_texts_of_a_table_are_labels(tmp_path: Path) -> None:
+    (tmp_path / "answers.csv").write_text("prompt,completion,label\nq,good,true\nq,bad,False\n")
+    done = run(tmp_path / "answers.csv", "-o", tmp_path / "recipe.yaml", "-t", "bytes", "--for", "trl")
+    assert "export built --to trl-kto" in done.output
+    recipe = {"sources": [{"path": str(tmp_path / "answers.csv")}], **CHATML}
+    with pytest.raises(RecordError, match="'label' is false: people did not like this answer"):
+        run_build(recipe, tmp_path / "plain", workers=0)
+    built = run_build(tmp_path / "recipe.yaml", tmp_path / "out", workers=0)
+    assert built.manifest["splits"]["train"]["episodes"] == 2
+
+
+def test_log_probabilities_are_stored_and_said(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "a", "token_ids": list(b"a\x00"), "logprobs": [-0.1, -0.2]}
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"messages": [*talk("q"), answer]}, CHAT])
+    look = checked(path, tokenizer="bytes")
+    assert look.with_logprobs == 1
+    assert look.recipe.logprobs
+    assert "# 1 conversations of the sample have log-probabilities" in recipe_text(look)
+
+
+def test_records_that_cannot_be_used_are_explained_in_whole_sentences(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "a", "token_ids": [65], "logprobs": [-0.1, -0.2]}
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"messages": [*talk("q"), answer]}])
+    done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
+    assert "(bad_token_ids 1). The first: " in str(done.exception)
+    assert "must have one number for each id, found 2 for 1 token_ids" in str(done.exception)
+    other = {"role": "assistant", "content": "a", "token_ids": list(b"another")}
+    write_jsonl(path, [CHAT, {"messages": [*talk("q"), other]}])
+    done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
+    assert f"Refused: {path}:2" in done.output
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_the_last_comment_leads_to_the_rows_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    turns = talk("user " * 30, "first", "user", "second")
+    records = PAIRS if name in ("trl-dpo", "trl-reward") else LABELS if name == "trl-kto" else [{"messages": turns}] * 3
+    write_jsonl(tmp_path / "chats.jsonl", records)
+    model = unpacked("qwen3")
+    done = run("chats.jsonl", "-t", model, "--for", name)
+    assert done.exit_code == 0, done.output
+    recipe = recipe_of("recipe.yaml")
+    assert (recipe.expand == "tree") == (name in ("hf", "parquet"))
+    comment = [
+        line.removeprefix("# ").removeprefix("#") for line in (tmp_path / "recipe.yaml").read_text().splitlines()
+    ]
+    closing = comment[comment.index(f"For {name}:") + 1 :]
+    build, export = (shlex.split(line) for line in closing[:2])
+    assert build == ["chatmill", "build", "recipe.yaml", "--out", "built"]
+    run_build("recipe.yaml", "built", workers=0)
+    exported = invoke(*export[1:])
+    assert exported.exit_code == 0, exported.output
+    _, _, printed = exported.output.partition(f"For the config of {name}:\n")
+    config = printed.rpartition("\n\n")[0].splitlines()
+    said = [line.removeprefix("    ") for line in closing[3:]]
+    if name in TRAINER_LINES:
+        # Lengths are those of the whole set there, and the largest that can be here.
+        assert [re.sub(r"\d+", "N", line) for line in said] == [re.sub(r"\d+", "N", line) for line in config]
+    else:
+        assert not said

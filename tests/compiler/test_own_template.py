@@ -59,8 +59,8 @@ def test_a_build_says_what_it_chose_and_why(model: Path, chats: Path, tmp_path: 
     assert "not the model's own" not in said
     file = call("build", chats, "-o", tmp_path / "b", "-t", model / "tokenizer.json", "-w", "0")
     assert f"template {model} (the model's own)" in file  # the folder of the file has it
-    plain = call("build", chats, "-o", tmp_path / "c", "-w", "0")
-    assert "tokenizer o200k (the default; -t names that of your model)" in plain
+    plain = call("build", chats, "-o", tmp_path / "c", "-w", "0", "-t", "o200k", "--add-control-tokens")
+    assert "tokenizer o200k (as asked for)" in plain
     assert "template chatml (the default: this tokenizer brings none)" in plain
     assert "added above its vocabulary" in plain
     assert "A model needs 201,090 embeddings for these ids (<|im_start|>, <|im_end|>)" in plain

@@ -125,6 +125,8 @@ def _bound(model: Any, template: str | os.PathLike[str] | None, options: Templat
         template = model if getattr(model, "chat_template", None) else _tokenizer_of(model)
         if not getattr(template, "chat_template", None):
             raise ConfigError(f"the {type(model).__name__} has no chat template: name one (template=)")
+    if isinstance(model, str | os.PathLike) and not model_folder(model).exists():
+        load_tokenizer(model)  # raises what is missing, unless it is the name of a vocabulary
     chosen = find_template(model if template is None else template)
     return bind(chosen, load_tokenizer(model, control_tokens=chosen.control_tokens), options)
 

@@ -134,8 +134,17 @@ def _is_recipe(inputs: list[str]) -> bool:
     return len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml"))
 
 
-def recipe_of_options(inputs: list[str], keys: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
-    """Read a recipe, or make one for files, and set the keys of the command line."""
+def recipe_of_options(
+    inputs: list[str], keys: dict[str, Any], shape: str | None, *, needs_model: bool = True
+) -> dict[str, Any] | str:
+    """Read a recipe, or make one for files, and set the keys of the command line.
+
+    Args:
+        inputs: One recipe, or files of conversations.
+        keys: Keys of the recipe that the command line sets; None where it does not.
+        shape: Record format of the files.
+        needs_model: Whether files without a model are an error. Otherwise a common vocabulary stands in.
+    """
     from chatmill.compiler.recipe import recipe_of
     from chatmill.render.registry import own_template
 
@@ -147,6 +156,8 @@ def recipe_of_options(inputs: list[str], keys: dict[str, Any], shape: str | None
             return inputs[0]
         recipe: dict[str, Any] = recipe_of(inputs[0]).as_json()
     else:
+        if needs_model and not chosen.keys() & {"tokenizer", "model"}:
+            options.refuse_no_model(inputs)
         recipe = {
             "sources": [{"path": inputs, "shape": shape}],
             "tokenizer": "o200k",
@@ -199,7 +210,7 @@ def _show_start(
     is_own = own_template(recipe.tokenizer) == recipe.template
     template = "the model's own" if is_own else why("template", "the default: this tokenizer brings none")
     policy = recipe.policy or find_template(recipe.template).default_policy
-    console.print(f"tokenizer {recipe.tokenizer} ({why('tokenizer', 'the default; -t names that of your model')})")
+    console.print(f"tokenizer {recipe.tokenizer} ({why('tokenizer', 'as the recipe says')})")
     console.print(f"template {recipe.template} ({template})")
     console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -131,6 +131,21 @@ JSON: Any = flag("--json", "Print JSON instead, for scripts.")
 COUNT: Any = option("--count -n", "N", "How many to show.", min=0)
 FULL: Any = flag("--full", "Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
+
+
+def refuse_no_model(files: list[str]) -> NoReturn:
+    """Raise the error for a command that writes tokens while no model is named; files that are missing come first."""
+    from chatmill.compiler.paths import resolve_paths
+    from chatmill.errors import ConfigError
+    from chatmill.tokenizer.hub_cache import cached_models
+
+    resolve_paths(files)
+    cached = cached_models()
+    known = f" In the Hugging Face cache of this machine: {', '.join(cached[:5])}." if cached else ""
+    raise ConfigError(
+        f"name the model that the tokens are for: --model FOLDER, or owner/model if it is cached here.{known} To try "
+        "without one: --model o200k --template harmony, or --model o200k --template chatml --add-control-tokens"
+    )
 
 
 def shape_of(values: list[str] | None) -> str | None:

@@ -65,7 +65,7 @@ def show_conversations(
 ) -> None:
     """Read, render, label and show some conversations of a file; `keys` are those of a recipe."""
     errors: list[RecordError] = []
-    recipe = recipe_of(recipe_of_options([file], keys, shape))
+    recipe = recipe_of(recipe_of_options([file], keys, shape, needs_model=False))
     agent = agent_options(recipe.sources[0])
     source = ConversationFile(
         file, shape=shape, on_error=errors.append, preferences=keys.get("preferences"), agent=agent
@@ -95,6 +95,9 @@ def show_conversations(
         _print_json(shown)
     else:
         _print_heading(source, bound, chosen.name, loaded)
+        if keys.get("tokenizer") is None:
+            sentence = f"No --model is named: these are the tokens of {loaded.name} with {bound.name}, no model's own."
+            plain_console(soft_wrap=True).print(sentence, style="yellow")
         _print_missing(source, conversations, agent)
         _print_changes(conversations, changes)
         for line in drift_lines(read, bound):

@@ -10,6 +10,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import driver_pipeline
 from chatmill.core.conversation import Conversation
+from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.read.conversations import ConversationFile
@@ -31,7 +32,8 @@ class FileSample(NamedTuple):
 
     shape: str
     """The shape that was given or found."""
-    records: list[Conversation | RecordError]
+    records: list[list[Conversation] | RecordError]
+    """The conversations of each record, two of a pair, or what is wrong with it."""
     sizes: list[int]
     """Characters of each record; 0 for those that cannot be read."""
     is_whole: bool
@@ -39,8 +41,12 @@ class FileSample(NamedTuple):
 
     @property
     def conversations(self) -> list[Conversation]:
-        """The records that can be read."""
-        return [record for record in self.records if isinstance(record, Conversation)]
+        """The conversations of all records that can be read."""
+        found: list[Conversation] = []
+        for record in self.records:
+            if not isinstance(record, RecordError):
+                found += record
+        return found
 
 
 def sample_file(
@@ -55,13 +61,17 @@ def sample_file(
         most_records: Records after which reading ends.
         most_characters: Text, tools included, after which reading ends.
     """
-    records: list[Conversation | RecordError] = []
+    records: list[list[Conversation] | RecordError] = []
     source = ConversationFile(path, shape=shape, on_error=records.append, preferences=preferences)
     sizes: list[int] = []
     characters = 0
     is_whole = True
 
     for conversation in source:
+        if conversation.side is Side.REJECTED and isinstance(records[-1], list):
+            # It follows the chosen one of its pair.
+            records[-1].append(conversation)
+            continue
         if sizes and (len(records) >= most_records or characters > most_characters):
             is_whole = False
             break
@@ -70,7 +80,7 @@ def sample_file(
         size = _characters(conversation)
         sizes.append(size)
         characters += size
-        records.append(conversation)
+        records.append([conversation])
 
     sizes += [0] * (len(records) - len(sizes))
     return FileSample(shape or source.shape.name, records, sizes, is_whole)

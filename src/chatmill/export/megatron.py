@@ -93,8 +93,8 @@ def _say_what_is_lost(export: Export, eod_id: int | None) -> None:
         export.say("logprobs: indexed datasets have no place for the log-probabilities of sampled tokens")
     if eod_id is None:
         export.say(
-            "no end-of-document token was added (--eod-id): where Megatron packs samples, documents follow each other "
-            "as they end in the dataset"
+            "no end-of-document token was added: where Megatron packs samples, documents follow each other as they end "
+            f"in the dataset. --eod-id N adds one{export.eod_advice}"
         )
 
 

@@ -32,7 +32,7 @@ def to_olmo_core(export: Export, *, eod_id: int | None = None) -> None:
     if eos is None:
         raise ConfigError(
             "OLMo-core finds documents by their end token, and this dataset's tokenizer names none: give one with "
-            "--eod-id, which ends every document"
+            f"--eod-id, which ends every document{export.eod_advice}"
         )
     size = _vocabulary(export, eod_id)
     if eos >= size:
@@ -77,7 +77,7 @@ def _ended(
     if problem and "inside" in problem:
         raise DataError(
             f"{problem}, and OLMo-core cuts them there: choose another token that ends them, one that the template "
-            "does not write, with --eod-id (and eos_token_id in OLMo-core)"
+            f"does not write (and eos_token_id in OLMo-core){export.eod_advice or ': --eod-id N'}"
         )
     if problem and not adds:
         raise DataError(f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it after them, untrained")

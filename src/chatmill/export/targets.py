@@ -238,6 +238,14 @@ class Export:
         return None if eos_id is None else int(eos_id)
 
     @property
+    def eod_advice(self) -> str:
+        """Name a token that can end documents: that of padding, if it is another one than the end token."""
+        pad_id = self.source.about.get("tokenizer", {}).get("pad_id")
+        if pad_id is None or pad_id == self.eos_id:
+            return ""
+        return f", such as --eod-id {pad_id}, with which this tokenizer pads"
+
+    @property
     def pad_id(self) -> int:
         """That of the build; 0 where it is not known (padding is known by lengths, never by its id)."""
         return int(self.source.about.get("tokenizer", {}).get("pad_id", 0))

@@ -238,6 +238,15 @@ def preferred(name: str, preferences: str | None) -> str:
     return preferences if preferences is not None and name == "preferences" else name
 
 
+def named_format(name: str) -> str:
+    """Return the format whose records `preferred` reads in this one."""
+    if name.startswith(ARROW):
+        return ARROW + named_format(name.removeprefix(ARROW))
+    if name in MIXED:
+        return EACH
+    return "preferences" if name in PREFERENCES else name.removeprefix(LABELLED)
+
+
 def detect_shape(records: Sequence[object], where: str) -> Shape:
     """Return the shape that most of these first records fit, earlier shapes winning ties; none fits: an error.
 

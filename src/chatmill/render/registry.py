@@ -18,7 +18,7 @@ from chatmill.images.find_rule import FILES as PICTURE_FILES
 from chatmill.render.jinja.options import AnswerText, NoReasoning, TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.hf_json import named_tokens_of
-from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
+from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, missing_model, model_folder
 from chatmill.tokenizer.load import JSON_FILES
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -59,8 +59,8 @@ def find_template(name: str | os.PathLike[str] | JinjaSource) -> JinjaSource:
         return template_of_folder(Path(folder), wanted)
     if (cached := cached_model(folder)) is not None:
         return replace(template_of_folder(cached, wanted), name=text.rpartition("/")[2])
-    if is_hub_name(folder):
-        raise ConfigError(f"no template {text!r}: there is no such folder, and {not_cached(folder)}")
+    if is_hub_name(folder) or folder.startswith((".", "/", "~")):
+        raise ConfigError(f"no template {text!r}: {missing_model(folder)}")
     raise UnknownNameError(
         "template",
         text,

@@ -20,6 +20,8 @@ OF_MODELS = (
     "generation_config.json",
 )
 """Files by which a model is found; each has at least one of these."""
+MOST_NAMES = 5
+"""Cached models that are named."""
 WANTED = ('"*.json"', '"*.jinja"')
 """Files of a model that are needed here."""
 
@@ -57,3 +59,23 @@ def not_cached(name: str) -> str:
         f"{name} is not in the Hugging Face cache of this machine ({HF_HUB_CACHE}), and nothing is downloaded here. "
         f"Fetch it once: hf download {name} {include}"
     )
+
+
+def cached_models() -> list[str]:
+    """List the names of the models in the cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = Path(HF_HUB_CACHE).glob("models--*")
+    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return sorted(name for name in names if cached_model(name) is not None)
+
+
+def missing_model(name: str) -> str:
+    """Say what to do about a model, or one of its files, that is not there."""
+    if is_hub_name(name):
+        return f"there is no such folder, and {not_cached(name)}"
+    if name.startswith((".", "/", "~")):
+        return f"there is no such folder or file (relative names start from {os.getcwd()})"
+    cached = cached_models()
+    known = f" In the Hugging Face cache of this machine: {', '.join(cached[:MOST_NAMES])}." if cached else ""
+    return f"there is no such folder here, and a model of the hub is called owner/model.{known}"

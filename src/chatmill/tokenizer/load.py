@@ -13,7 +13,7 @@ from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.hf_json import tokenizer_from_json
-from chatmill.tokenizer.hub_cache import is_hub_name, model_folder, not_cached
+from chatmill.tokenizer.hub_cache import missing_model, model_folder
 from chatmill.tokenizer.tiktoken_file import load_o200k
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -54,12 +54,13 @@ def _load(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
             return load_o200k(engine=engine)
         if text == "bytes":
             return byte_tokenizer()
-        return _from_path(Path(text), engine, strict_text)
+        return _from_path(text, engine, strict_text)
     return _from_object(source, engine, strict_text)
 
 
-def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
-    path, name = model_folder(source), source.name
+def _from_path(source: str, engine: Engine, strict_text: bool) -> Tokenizer:
+    path = model_folder(source)
+    name = Path(source).name
     if path.is_dir():
         file = next((path / file for file in JSON_FILES if (path / file).is_file()), None)
         if file is None:
@@ -67,12 +68,10 @@ def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
                 f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
             )
         return tokenizer_from_json(_read(file), name, _config(path), engine, strict_text)
-    if is_hub_name(str(source)) and not path.is_file():
-        raise TokenizerError(f"no tokenizer {str(source)!r}: there is no such folder, and {not_cached(str(source))}")
     if not path.is_file():
         raise TokenizerError(
-            f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, or a folder with one. "
-            "Nothing is downloaded."
+            f"no tokenizer {source!r}: {missing_model(source)}. Give the folder of your model, a tokenizer.json, "
+            "o200k or bytes. Nothing is downloaded."
         )
     if path.suffix == ".tiktoken":
         return load_o200k(path, engine)
