@@ -83,7 +83,9 @@ def sample_file(
         records.append([conversation])
 
     sizes += [0] * (len(records) - len(sizes))
-    return FileSample(shape or source.shape.name, records, sizes, is_whole)
+    if shape is None:
+        shape = source.shape.name if records else ""
+    return FileSample(shape, records, sizes, is_whole)
 
 
 def _characters(conversation: Conversation) -> int:
