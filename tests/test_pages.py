@@ -63,7 +63,7 @@ PAGES = {
     "recipes/pytorch.md": Page(4, 0, ("loss ", "\nTrue 0.0\n"), **BUILT),
     "recipes/trl.md": Page(1, 0, ("\nloss ",), **BUILT),
     "sampled.md": Page(10, 8),
-    "agents.md": Page(4, 13),
+    "agents.md": Page(6, 21),
     "renderer.md": Page(3, 3),
     "pairs.md": Page(2, 4),
     "teachers.md": Page(3, 4),

@@ -154,6 +154,20 @@ def test_a_stream_of_anthropic_keeps_the_text_of_arguments(tmp_path: Path) -> No
     assert one.tools[0]["function"]["name"] == "add"
 
 
+def test_arguments_are_objects_in_the_history_of_anthropic(tmp_path: Path) -> None:
+    """The text of a stream is what the model wrote; the next request holds the object, and goes on from there."""
+    first = {**anthropic([user("a")]), "response": None, "events": ANTHROPIC_EVENTS}
+    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": 2}}
+    thinking = {"type": "thinking", "thinking": "Hmm.", "signature": "s"}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "3"}
+    history = [user("a"), {"role": "assistant", "content": [thinking, use]}, {"role": "user", "content": [result]}]
+    second = anthropic(history, content=[{"type": "text", "text": "3"}], stop_reason="end_turn")
+    (one,) = ConversationFile(write_lines(tmp_path / "log.jsonl", [first, second]))
+    answers = [message for message in one.messages if message.role == "assistant"]
+    assert [message.weight for message in answers] == [None, None]
+    assert answers[0].tool_calls[0].arguments == '{"b":2, "a": 1}'
+
+
 def test_results_and_edits_of_anthropic(tmp_path: Path) -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "no"}], "is_error": True}
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {}}]}

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from chatmill.capture.serve import ProxyAddress
 
 PORT = 8430
-RUN_WIDTH = 24
-"""Columns of the name of a run."""
 
 
 def command(
@@ -94,7 +92,10 @@ def _print_counts(counts: CallCounts, out: Path, *, as_json: bool) -> None:
 
 
 def _report(path: Path, *, as_json: bool) -> None:
+    from rich.text import Text
+
     from chatmill.capture.report import read_report, report_lines
+    from chatmill.look.safe_text import visible
     from chatmill.look.terminal import print_labelled, screen
 
     reports = read_report(path)
@@ -103,7 +104,6 @@ def _report(path: Path, *, as_json: bool) -> None:
         return
     console = screen()
     for one in reports:
-        label = one.run
+        console.print(Text(visible(one.run), style="bold"))
         for line in report_lines(one):
-            print_labelled(console, label, line, gutter=RUN_WIDTH)
-            label = ""
+            print_labelled(console, "", line, gutter=0, indent=2)

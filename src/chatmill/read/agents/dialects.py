@@ -36,6 +36,8 @@ class LoggedAnswer:
     unknown: str = ""
     """Why the prompt that the model saw was another one than the request, or the answer cannot be written."""
     is_refusal: bool = False
+    has_object_arguments: bool = False
+    """Whether later requests hold the arguments of its calls as objects, so that their text makes no difference."""
 
 
 def read_request(request: Mapping[str, Any], lacks: Lacking) -> tuple[list[AgentTurn], list[Any], str]:
@@ -228,6 +230,7 @@ def _anthropic_answer(response: Mapping[str, Any], lacks: Lacking) -> list[Logge
             response_id=str(response.get("id") or ""),
             unknown=unknown,
             is_refusal=reason == "refusal",
+            has_object_arguments=True,
         )
     ]
 

@@ -5,6 +5,7 @@ Calls that continue an earlier one of the same log become one history; a rewritt
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from chatmill.errors import RecordError
 from chatmill.json_values import decoded_text
 from chatmill.read.agents.agent_file import AgentFile
-from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn
+from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, PlainMessage
 from chatmill.read.agents.dialects import LoggedAnswer, is_rollout, read_answers, read_request, rollout_turns
 from chatmill.read.agents.streams import is_stream, join_stream, stream_events
 
@@ -211,7 +212,7 @@ class CallJoiner:
         hashes = _hashes(turns, tools, call.run)
         self._histories.update(hashes)
         request_hash = hashes[-1]
-        answer_hash = _hash(request_hash, answer.message)
+        answer_hash = _hash(request_hash, _as_history(answer))
         response_id = answer.response_id
         seen = self._answers.get((request_hash, answer_hash))
         # The same response twice is one answer; two responses with the same words are two.
@@ -392,6 +393,23 @@ def _hashes(turns: list[AgentTurn], tools: list[Any], run: str = "") -> list[str
     for turn in turns:
         hashes.append(_hash(hashes[-1], turn.message))
     return hashes
+
+
+def _as_history(answer: LoggedAnswer) -> PlainMessage:
+    """Return an answer as a later request holds it."""
+    calls = answer.message.get("tool_calls")
+    if not answer.has_object_arguments or not calls:
+        return answer.message
+    plain: list[Any] = []
+    for call in calls:
+        function = call["function"]
+        arguments = function["arguments"]
+        if isinstance(arguments, str):
+            # What is no JSON, no client can have parsed.
+            with contextlib.suppress(RecordError):
+                arguments = decoded_text(arguments)
+        plain.append({**call, "function": {**function, "arguments": arguments}})
+    return {**answer.message, "tool_calls": plain}
 
 
 def _hash(before: str, message: Mapping[str, Any]) -> str:
