@@ -16,7 +16,7 @@ from chatmill.core.native.document_layout import NOBODY, ItemTable, Layout, Orig
 from chatmill.core.native.gather import Pieces
 from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns
 from chatmill.core.tokens import ranges
-from chatmill.render.jinja.segments import common
+from chatmill.render.jinja.paths import count_common
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -151,7 +151,7 @@ def shared_by_python(table: ItemTable, stretches: Ints, bases: Ints, firsts: Int
         ]
         if row == 0 or conversation != conversations[row - 1]:
             last, path = [], []
-        same = common(forms(last), forms(items))
+        same = count_common(forms(last), forms(items))
         while same and not all(begins[one[same][0]] for one in (last, items) if same < len(one)):
             same -= 1
         parents.append(path[same - 1][1] if same else -1)

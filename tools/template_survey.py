@@ -22,12 +22,12 @@ from chatmill.prove.answer_check import AnswerCheck, Row
 from chatmill.prove.reference import trained_in
 from chatmill.prove.rows import plain_row, token_weights
 from chatmill.render.document_items import items_of
+from chatmill.render.documents import TextDocument
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.byte_level import byte_tokenizer
 

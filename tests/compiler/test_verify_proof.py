@@ -16,11 +16,10 @@ from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.verify import verify
 from chatmill.render.document_items import TokenRules
+from chatmill.render.documents import DocumentWriter, TextDocument, WrittenDocument
 from chatmill.render.jinja import labels
-from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.rules import Rules
-from chatmill.render.jinja.turn_documents import LabelledDocument, Labels, TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.chats import chat
@@ -151,15 +150,15 @@ def last_stop(patch: pytest.MonkeyPatch) -> None:
 
 
 def quotes_close(patch: pytest.MonkeyPatch) -> None:
-    whole = Labels.text
+    whole = DocumentWriter.text
 
-    def text(self: Labels, document: LabelledDocument, view: RecordView) -> TextDocument:
-        found = whole(self, document, view)
+    def text(self: DocumentWriter, document: WrittenDocument) -> TextDocument:
+        found = whole(self, document)
         stops = [number for number, span in enumerate(found.spans) if "<|im_end|>" in span.text]
         moved = found.spans[stops[2]]._replace(kind=found.spans[stops[1]].kind, message=1)
         return found._replace(spans=(*found.spans[: stops[2]], moved, *found.spans[stops[2] + 1 :]))
 
-    patch.setattr(Labels, "text", text)
+    patch.setattr(DocumentWriter, "text", text)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.renderer import REFUSALS, TemplateRunner
-from chatmill.render.jinja.turn_documents import REASONS
+from chatmill.render.jinja.unproved import REASONS
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer

@@ -22,8 +22,8 @@ from chatmill.errors import RecordError
 from chatmill.label.presets import PRESETS
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
+from chatmill.render.documents import Counts
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.jinja.turn_documents import Counts
 from chatmill.render.model_template import ModelTemplate, TextDocuments
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render

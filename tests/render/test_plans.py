@@ -1,10 +1,11 @@
-"""Plans hold for every record they are used for, and what compiled code writes is what `DocumentWriter` writes."""
+"""Plans hold for every record they are used for, and what is remembered is what the slow, obvious way finds."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -15,9 +16,15 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import REPEATED
+from chatmill.render.fragment_walk import FragmentWalk, StepTable
+from chatmill.render.jinja.answers import Answers
+from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.hidden_fields import HiddenFields, not_shown
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.paths import Path as RenderingPath
+from chatmill.render.jinja.renderer import AnswerCache
+from chatmill.render.jinja.rules import Answer
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import PER_DOCUMENT, Rendered, render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -141,7 +148,7 @@ def test_an_answer_of_weight_0_is_marked_wherever_it_is(weights: tuple[float | N
     assert ((tokens.run_kinds & REPEATED) > 0).tolist() == unwanted
 
 
-# -- compiled code ---------------------------------------------------------------------------------------------------
+# -- what is remembered ----------------------------------------------------------------------------------------------
 
 NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite", "gpt_oss")
 OWN = {
@@ -188,9 +195,52 @@ def conversations(count: int, rng: random.Random, *, calls: bool) -> list[Conver
     return made
 
 
+class Forgetful(dict[Any, Any]):
+    """Finds nothing again."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def inside_one_by_one(self: Answers, indices: Sequence[int], last: int) -> list[Answer[Any]]:
+    """Look for every answer in the whole of a later one's rendering."""
+    found = [self.answer(index, self.trained(last)) for index in indices]
+    return [answer for answer in found if answer.is_there]
+
+
+def hidden_message_by_message(self: HiddenFields, path: RenderingPath, last: int) -> str:
+    """Look at all fragments that show a message, for each message."""
+    outputs = self._paths.listed(path)
+    for message in range(last + 1):
+        own = [(number, base) for number, base in outputs if message - base in self._facts[number].owners]
+        pieces = self._renderer.segments.window(own, 0, self._view).rendering.pieces
+        field = not_shown([piece for piece in pieces if piece.owner == message], self._view, message, Notes())
+        if field:
+            return f"messages[{message}].{field}"
+    return ""
+
+
+def forget_everything(patch: pytest.MonkeyPatch) -> None:
+    """Have nothing be remembered of rules, labels and beginnings of documents."""
+    patch.setattr(AnswerCache, "found_by_key", lambda self, version: Forgetful())
+    patch.setattr(Answers, "inside", inside_one_by_one)
+    patch.setattr(HiddenFields, "find", hidden_message_by_message)
+    patch.setattr(FragmentWalk, "_begin", lambda *about: 0)
+    make = StepTable.__init__
+
+    def made(self: StepTable, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self.known = Forgetful()
+
+    patch.setattr(StepTable, "__init__", made)
+
+
 @pytest.mark.parametrize("name", [*NAMES, *OWN])
 @pytest.mark.parametrize("expand", [Expand.NONE, Expand.TURNS])
-def test_quick_plans_are_those_of_the_slow_way(
+def test_what_is_remembered_is_what_is_found_without_memory(
     name: str, expand: Expand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "own.jinja"
@@ -199,21 +249,18 @@ def test_quick_plans_are_those_of_the_slow_way(
     unproved = Unproved.UNTRAINED if name == "gpt_oss" else Unproved.REFUSE
     given = TemplateOptions(expand=expand, today=GIVEN.today, unproved=unproved)
     made: list[list[list[list[object]]]] = []
-    written = 0
-    plan = QuickPlans.plan
-    for is_quick in (True, False):
-        monkeypatch.setattr(QuickPlans, "plan", plan if is_quick else lambda self, view: None)
+    for remembers in (True, False):
+        if not remembers:
+            forget_everything(monkeypatch)
         bound = of_bytes(path if name in OWN else name, given)
         parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 40, 10)]
         made.append([facts(one) for one in parts])
-        assert bound.store.quick is not None
-        written += bound.store.quick._written
     assert made[0] == made[1]
-    assert written or name == "granite", "the others are known to be written quickly"
+    assert sum(len(part[0]) for part in made[0]) > 0
 
 
-def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
-    """A template whose segments have texts of many messages is written slowly, and right."""
+def test_fragments_with_texts_of_many_messages_are_written_right(tmp_path: Path) -> None:
+    """Whatever the company of a record."""
     path = tmp_path / "many.jinja"
     path.write_text(
         "{% for m in messages %}{{ m.role }}: {% for o in messages[:4] %}{{ o.content }},{% endfor %}{{ m.content }}"

@@ -21,9 +21,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from chatmill.core.conversation import Conversation
 from chatmill.errors import TokenizerError
+from chatmill.render.documents import TextDocument
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render

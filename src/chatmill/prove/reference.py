@@ -45,8 +45,8 @@ from chatmill.prove.pictures import expanded, shown_in
 from chatmill.prove.rows import PlainRow, plain_row, token_weights
 from chatmill.prove.samples import PlainSamples
 from chatmill.render.document_items import Ids, TextPart, items_of
+from chatmill.render.documents import TextDocument
 from chatmill.render.jinja.expressions import Notes, Path, root
-from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.registry import bind, find_template
 from chatmill.render.sampled_context import WRONG, as_last_answer
 from chatmill.tokenizer.backends import Engine

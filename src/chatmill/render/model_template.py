@@ -24,23 +24,24 @@ from chatmill.images.files import Pictures
 from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import PictureRule
 from chatmill.render.document_items import TokenRules
+from chatmill.render.documents import Counts, DocumentWriter, TextDocument
+from chatmill.render.fragment_walk import StepTable
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.as_sampled import SampledAnswers, written_between
 from chatmill.render.jinja.control_names import ControlNames
+from chatmill.render.jinja.label_table import LabelTable
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.names import fields_read, names_read
-from chatmill.render.jinja.options import AnswerText, Expand, TemplateOptions, Thinking
+from chatmill.render.jinja.options import AnswerText, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Sandboxes, TemplateRunner, refuse_too_long
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turn_documents import Counts, DocumentWriter, LabelledDocument, Labels, TextDocument
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.plan_store import PlanStore
-from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import RecordKeys
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -116,25 +117,21 @@ class TextDocuments(NamedTuple):
 
 
 class WrittenRecord(NamedTuple):
-    """The documents of a conversation, as labelled segments."""
+    """The documents of a conversation, as steps of a `StepTable`."""
 
-    documents: tuple[LabelledDocument, ...]
-    counts: Counts
+    writer: DocumentWriter
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
-    labels: Labels
-    answers: Answers
     tried: tuple[Answers, ...] = ()
     """What was looked at under other options before."""
 
     def is_keyed(self) -> bool:
         """Return whether every record with the same key is written like this one."""
-        return all(answers.view.is_keyed for answers in (self.answers, *self.tried))
+        return all(answers.view.is_keyed for answers in (self.writer.answers, *self.tried))
 
     def texts(self) -> TextDocuments:
         """Return the documents as text."""
-        documents = tuple(self.labels.text(document, self.answers.view) for document in self.documents)
-        return TextDocuments(documents, self.counts, self.options)
+        return TextDocuments(self.writer.texts(), self.writer.counts, self.options)
 
 
 class ModelTemplate:
@@ -284,20 +281,6 @@ class ModelTemplate:
             self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, of_record
         )
 
-    def quick_plans(self) -> QuickPlans | None:
-        """Return what writes records in compiled code; None where the options or the vocabulary do not allow it."""
-        given, rules, store = self.given, self.rules, self.store
-        if given.expand not in (Expand.NONE, Expand.TURNS) or given.last_turn_only or rules.depends_on_texts:
-            return None
-        if given.answers is AnswerText.SAMPLED:  # which asks of every answer whether its reasoning is there
-            return None
-        if store.quick is None:
-            renderer = self._renderer(given.options)
-            has_choice = given.answers is not AnswerText.HISTORY or len(list(self.choices({}))) > 1
-            known = (renderer, self._labels(renderer), store.stretches, self.stops, given)
-            store.quick = QuickPlans(*known, has_choice=has_choice)
-        return store.quick
-
     def choices(self, of_record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Options to try for a record, in order: as given first, then the switches for thinking."""
         given = {**self.given.options, **of_record}
@@ -335,9 +318,10 @@ class ModelTemplate:
         tried: list[Answers] = []
         given = next(self.choices(of_record))
         for options, by in self._attempts(of_record, tried):
-            answers, labels = self._answers(view, options, by)
+            answers = self._answers(view, options, by)
+            writer = DocumentWriter(answers, self._table(answers.renderer), self.given)
             try:
-                documents, counts = DocumentWriter(answers, labels, self.given).documents()
+                writer.write()
             except RecordError as error:
                 errors.append(error)
                 if answers.opens_reasoning and error.code not in OF_CHOICES and options == given:
@@ -346,12 +330,11 @@ class ModelTemplate:
                     break
                 tried.append(answers)
                 continue
-            chosen = tuple(sorted(options.items()))
-            written = WrittenRecord(tuple(documents), counts, chosen, labels, answers, tuple(tried))
-            if not counts.untrained:
+            written = WrittenRecord(writer, tuple(sorted(options.items())), tuple(tried))
+            if not writer.counts.untrained:
                 return written
             tried.append(answers)
-            if best is None or counts.untrained < best.counts.untrained:
+            if best is None or writer.counts.untrained < best.writer.counts.untrained:
                 best = written
         if best is not None:  # answers without a proof are context, under the options that leave the fewest
             return best._replace(tried=tuple(tried))
@@ -379,9 +362,10 @@ class ModelTemplate:
         """Return the generation prompt after a conversation."""
         view = self.view(conversation)
         self.check(view)
-        answers, labels = self._answers(view, next(self.choices(view.options)))
-        document = DocumentWriter(answers, labels, self.given).prompt()
-        return WrittenRecord((document,), Counts(0, 0, 0, 0), (), labels, answers)
+        answers = self._answers(view, next(self.choices(view.options)))
+        writer = DocumentWriter(answers, self._table(answers.renderer), self.given)
+        writer.write_prompt()
+        return WrittenRecord(writer, ())
 
     def check(self, view: RecordView) -> None:
         """Refuse channels, recipients, Harmony contents and pictures that would be lost, and what is far too long."""
@@ -392,13 +376,11 @@ class ModelTemplate:
             for index, message in enumerate(view.conversation.messages):
                 _refuse_channels(self.name, message, index)
 
-    def _answers(
-        self, view: RecordView, options: Mapping[str, Any], by: AnswersBy = AnswersBy.HISTORY
-    ) -> tuple[Answers, Labels]:
+    def _answers(self, view: RecordView, options: Mapping[str, Any], by: AnswersBy = AnswersBy.HISTORY) -> Answers:
         """Return what is found under some options."""
         renderer = self._renderer(options, view.options)
         rule = self._sampled_answers(renderer, by)
-        return Answers(renderer, view.again(), self.stops, as_sampled=rule), self._labels(renderer)
+        return Answers(renderer, view.again(), self.stops, as_sampled=rule)
 
     def _sampled_answers(self, renderer: TemplateRunner, by: AnswersBy) -> SampledAnswers | None:
         """Return the rule for answers as they are sampled, if these are looked for."""
@@ -410,12 +392,15 @@ class ModelTemplate:
         is_strict = by is AnswersBy.SAMPLING
         return SampledAnswers(self.given, self.stops, between[renderer], is_strict=is_strict)
 
-    def _labels(self, renderer: TemplateRunner) -> Labels:
-        labels = self.store.labels
-        if renderer not in labels:
+    def _table(self, renderer: TemplateRunner) -> StepTable:
+        tables = self.store.tables
+        if renderer not in tables:
             stops, ends, bos = self.stops.pattern(), self.stops.any_end(), self.named_tokens.get("bos_token")
-            labels[renderer] = Labels(TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end))
-        return labels[renderer]
+            labels = LabelTable(TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end))
+            tables[renderer] = StepTable(
+                renderer.segments, labels, self.store.slots, self.stops, by_texts=self.rules.depends_on_texts
+            )
+        return tables[renderer]
 
     def turns(
         self, conversation: Conversation, options: Mapping[str, Any] | None = None, *, by_history: bool = False

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Mapping
 
 from chatmill.render.document_items import TokenRules
+from chatmill.render.documents import RecordPlan
+from chatmill.render.fragment_slots import FragmentSlots
+from chatmill.render.fragment_walk import StepTable
 from chatmill.render.jinja.record_view import Arguments, InputForm
 from chatmill.render.jinja.renderer import TemplateRunner
-from chatmill.render.jinja.turn_documents import Labels
-from chatmill.render.quick_plans import QuickPlans, RecordPlan
 from chatmill.render.record_keys import Key, RecordKeys
-from chatmill.render.stretches import Stretches
 
 MAX_REMEMBERED = 600_000
 """Beyond, everything is forgotten before the next batch, and learned again."""
@@ -46,11 +46,10 @@ class PlanStore:
         self.keys = RecordKeys(self._form)
         self.renderers: dict[str, TemplateRunner] = {}
         """By their options."""
-        self.labels: dict[TemplateRunner, Labels] = {}
+        self.tables: dict[TemplateRunner, StepTable] = {}
         self.between: dict[TemplateRunner, str] = {}
         """What the template writes between reasoning and content."""
-        self.stretches = Stretches(self._rules, arguments_are_text=self._form.arguments is Arguments.STRING)
-        self.quick: QuickPlans | None = None
+        self.slots = FragmentSlots(self._rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.slice = FIRST_RECORDS
         """How many records keys are made for at once."""
         self._plans: dict[Key, RecordPlan] = {}
@@ -73,10 +72,9 @@ class PlanStore:
     @property
     def size(self) -> int:
         """How much is remembered, besides plans."""
-        learned = sum(renderer.tries.size for renderer in self.renderers.values())
-        labelled = sum(len(labels.spans) for labels in self.labels.values())
-        written = 0 if self.quick is None else self.quick.size
-        return self.keys.size + learned + labelled + self.stretches.table.size + written
+        learned = sum(renderer.tries.size + len(renderer.answer_cache) for renderer in self.renderers.values())
+        labelled = sum(table.size for table in self.tables.values())
+        return self.keys.size + learned + labelled + self.slots.table.size
 
     def forget_if_full(self) -> None:
         """Forget everything where it is too much, or in doubt; numbers of what is forgotten must not be in use."""

@@ -16,13 +16,12 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import RecordError, fault_of
+from chatmill.render.documents import Counts, RecordPlan
 from chatmill.render.fill import Entries
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.replay import Classes
-from chatmill.render.jinja.turn_documents import Counts, Entry
-from chatmill.render.model_template import ModelTemplate, WrittenRecord
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.plan_store import FIRST_RECORDS
-from chatmill.render.quick_plans import RecordPlan
 from chatmill.render.record_keys import BatchKeys
 
 UNKNOWN = -1
@@ -66,14 +65,10 @@ def _taken(numbers: Ints, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.concatenate(lists)[ranges(offsets[numbers], counts)], np.repeat(np.arange(len(numbers)), counts)
 
 
-def prompt_entries(conversation: Conversation, template: ModelTemplate) -> list[Entry]:
-    """Return the stretches of a conversation and the generation prompt after it."""
-    return _stretches_of(template.write_prompt(conversation), template)[0]
-
-
-def _stretches_of(written: WrittenRecord, template: ModelTemplate) -> list[list[Entry]]:
-    labelled, answers = [document.entries for document in written.documents], written.answers
-    return template.store.stretches.of(labelled, written.labels, answers.view, answers.remembered)
+def plan_prompt(conversation: Conversation, template: ModelTemplate) -> RecordPlan:
+    """Return the plan of a conversation with the generation prompt after it."""
+    writer = template.write_prompt(conversation).writer
+    return writer.plan(by_texts=template.rules.depends_on_texts)
 
 
 class _Search:
@@ -81,7 +76,6 @@ class _Search:
 
     def __init__(self, batch: Conversations, template: ModelTemplate) -> None:
         self._batch, self._template, self._store = batch, template, template.store
-        self._quick = template.quick_plans()
         self.plans: list[RecordPlan] = []
         """Those of the batch."""
         self.numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
@@ -139,15 +133,10 @@ class _Search:
         return len(self.plans) - 1
 
     def _new(self, view: RecordView) -> tuple[RecordPlan, bool]:
-        """Make the plan of a conversation, in compiled code or by the template; and whether its key decides it."""
+        """Make the plan of a conversation; and say whether its key decides it."""
         template, store = self._template, self._store
         store.unknown += 1
         template.check(view)
-        quick = None if self._quick is None else self._quick.plan(view)
-        if quick is not None:
-            return quick, view.is_keyed
         written = template.write(view)
-        documents = _stretches_of(written, template)
-        entries = np.array([entry for document in documents for entry in document], dtype=np.int64).reshape(-1, 2)
-        plan = RecordPlan(tuple(map(len, documents)), entries, written.counts)
+        plan = written.writer.plan(by_texts=template.rules.depends_on_texts)
         return plan, written.is_keyed() and not template.rules.looks_back

@@ -175,6 +175,13 @@ class RecordKeys:
         which[rich] = len(keys) + number
         keys += [(keys[key], shown[tools], chosen[options]) for key, tools, options in joint[firsts].tolist()]
 
+    def record_key(self, view: RecordView) -> tuple[int | str, bytes]:
+        """Return what stands for the tools and options of a record in its key."""
+        batch, index, _ = view.columns()
+        place = np.array([index], dtype=np.int64)
+        (tools,), (options,) = batch.tools.raw(place), batch.options.raw(place)
+        return (self._tools_key(tools, batch, index) if tools else ""), options
+
     def _tools_key(self, text: bytes, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
             return blake2b(text, digest_size=16).hexdigest()

@@ -20,12 +20,12 @@ from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
+from chatmill.render.documents import Counts
 from chatmill.render.fill import Entries, fill
-from chatmill.render.jinja.turn_documents import Counts
 from chatmill.render.lost_texts import count_lost
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.part_weights import flag_context, split_runs
-from chatmill.render.plans import FoundPlans, find_plans, prompt_entries
+from chatmill.render.plans import FoundPlans, find_plans, plan_prompt
 from chatmill.render.registry import bind
 from chatmill.render.sampled import NOTES, has_samples, with_samples
 from chatmill.render.sampled_calls import find_calls, lay_calls
@@ -245,7 +245,7 @@ def _has_utf8_form(conversation: Conversation) -> bool:
 
 def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans) -> Rendered:
     """Return the rows of all conversations that have a plan."""
-    kept, table = plans.conversations, bound.store.stretches.table
+    kept, table = plans.conversations, bound.store.slots.table
     filled = fill(table, plans.entries, kept, batch, bound.tokenizer, bound.form)
     stripped, lost = count_lost(filled.layout, filled.rows.own.document_runs, kept, table.table, batch)
     of_conversations = np.column_stack([plans.counts, stripped, lost])
@@ -280,11 +280,11 @@ def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplat
 
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    documents = [prompt_entries(batch[index], bound) for index in range(len(batch))]
+    plans = [plan_prompt(batch[index], bound) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
-    columns = np.array([entry for document in documents for entry in document], dtype=np.int64).reshape(-1, 2)
-    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(document) for document in documents], dtype=np.int64))
-    tokens = fill(bound.store.stretches.table, entries, every, batch, bound.tokenizer, bound.form).rows.own
+    columns = np.concatenate([np.empty((0, 2), dtype=np.int64), *(plan.entries for plan in plans)])
+    entries = Entries(columns[:, 0], columns[:, 1], np.array([plan.sizes[0] for plan in plans], dtype=np.int64))
+    tokens = fill(bound.store.slots.table, entries, every, batch, bound.tokenizer, bound.form).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,
         message_offsets=tokens.message_offsets + np.arange(len(batch) + 1),

@@ -21,7 +21,7 @@ static void *room(int64_t count, size_t size)
 
 #define INTS(count) room((count), sizeof(int64_t))
 
-static int64_t totals[4], renderings_known, written_documents;
+static int64_t totals[4], renderings_known;
 
 static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
                                 EMPTY, EMPTY, SYSTEM_TEXT, CALLS,  ANSWER,  QUESTION, REPEATED,
@@ -255,7 +255,7 @@ static int64_t reply_of(int64_t what, int64_t a, int64_t b, int64_t c)
     const int64_t byte = said[(7 * llabs(a) + 3 * llabs(b) + llabs(c)) % said_size];
     if (what == ASK_TABLE) return 1 + a;
     if (what == ASK_PLACED) return a;
-    return what == ASK_SHOWN || what == ASK_PARTED ? byte % 4 : byte == '~' ? -1 : byte % 3;
+    return byte == '~' ? -1 : byte % 3;
 }
 
 /* A chain of nodes after a table that a line decides; every reply from 0 to 2 leads on, to a leaf at its end. */
@@ -276,41 +276,7 @@ static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
     for (int64_t reply = 0; reply < 6; reply++) chatmill_link(r, parent, reply, ~leaf);
 }
 
-/* The rows of a conversation; answers, owners, marks and moves are the bytes of a line: as they come, right or wrong, or
- * tame, so that most are written to their end. */
-static int64_t write_rows(replayer *r, const conversation *c, const uint8_t *data, int64_t size, int is_tame)
-{
-    document_writer *w = chatmill_writer();
-    if (!w) abort();
-    const int64_t *entries, *sizes;
-    int64_t found[7], ended, asked = 0;
-    while ((ended = chatmill_write(w, r, c, data[1] & 1, data[2] == 'e', &entries, &sizes, found)) != WRITTEN && ended != NOT_HERE) {
-        const uint8_t byte = is_tame && data[asked % size] == '~' ? 'a' : data[asked % size];
-        const int64_t most = is_tame ? 1 : 8;
-        asked++;
-        const int64_t numbers[] = {byte % 3 - 1, byte % 2, byte % 5, byte % 4};
-        if (ended == NEW_SEGMENT) {
-            chatmill_writer_segment(w, found[0], numbers, byte % 3 % most, byte & 1, byte & 2, byte & 4);
-        } else if (ended == NEW_ANSWER) {
-            const int64_t marks = chatmill_writer_marks(w, numbers, byte % 3 % most);
-            chatmill_writer_answer(w, c->answers[found[0]].key, byte % 4 % most, byte == '~' ? NEVER : marks, marks, byte % 7,
-                                   byte % 5 ? NO_STOP : byte % 6);
-        } else if (ended == NEW_HELD) {
-            const int64_t marks = byte & 1 ? NOT_THERE : chatmill_writer_marks(w, numbers, byte % 3 % most);
-            chatmill_writer_held(w, found[2], found[3], byte == '~' ? NEVER : marks);
-        } else {
-            const written_segment *s = found[0] < 0 ? NULL : &ITEM(written_segment, w->segments, found[0]);
-            const int64_t at = !s ? found[5] : found[1] < 0 && !s->owners ? (found[3] > 0 ? found[3] : 0) : found[1];
-            const int64_t stretch = byte % 7 - (byte == '~' ? 2 : is_tame ? 0 : 1);
-            chatmill_writer_move(w, found[0], found[6], found[4], at - found[5], stretch, byte % 3);
-        }
-    }
-    if (ended == WRITTEN && found[1] && entries[2 * found[1] - 1] >= c->messages) abort();
-    chatmill_writer_free(w);
-    return ended == WRITTEN;
-}
-
-/* Renderings and answers of a conversation of up to nine messages, by tries that are the bytes of a line. */
+/* Renderings of a conversation of up to nine messages, by tries that are the bytes of a line. */
 static int64_t replay(const uint8_t *data, int64_t size)
 {
     if (size < 16) return 0;
@@ -335,8 +301,6 @@ static int64_t replay(const uint8_t *data, int64_t size)
     chatmill_add_loop(r, back, none, 1);
     chatmill_add_loop(r, numbers, &kept, 1);
     for (int64_t i = 0; i < 6; i++) {
-        const int64_t owners[] = {0, data[i] % 3 - 1};
-        chatmill_describe(r, i, owners, data[i] % 3, data[i] == 'e');
         if (data[i] == 'a') chatmill_place(r, i, data[i + 1] & 1);
     }
     const int64_t written[] = {0, ~0, 1}, turn[] = {2, 3 + data[7] % 3};
@@ -348,46 +312,23 @@ static int64_t replay(const uint8_t *data, int64_t size)
     const int64_t messages = data[0] % 10;
     int32_t *classes = room(messages + 1, sizeof *classes);
     for (int64_t i = 0; i <= messages; i++) classes[i] = data[i] % 5;
-    const int64_t rendering_count = 5 * messages + 1; /* with probes, those that answers are apart in, and all others */
-    rendering *all = room(rendering_count, sizeof *all), *apart = all + messages, *made = apart + 3 * messages;
+    const int64_t rendering_count = 2 * messages + 1; /* with probes, and all others */
+    rendering *all = room(rendering_count, sizeof *all), *made = all + messages;
     int64_t known = 0;
     for (int again = 0; again < 3; again++) {
         for (int64_t i = 0; i < messages; i++) all[i] = (rendering){.count = i + 2, .probe = messages};
         for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i, .probe = NO_PROBE};
-        for (int64_t i = 0; i < 3 * messages; i++)
-            apart[i] = (rendering){.count = i / 3 + (i % 3 > 0), .probe = i % 3 < 2 ? NO_PROBE : APART};
         const output *outputs;
         chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
         for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
         static int64_t state[MAX_SPACES * MAX_NAMES * (4 + MAX_NUMBERS)];
-        int64_t of_turns[4], spaces;
+        int64_t of_turns[9 + MAX_REGISTERS], spaces;
         for (int64_t limit = 0; limit <= messages; limit++) {
             const rendering one = {.count = messages, .probe = NO_PROBE};
             if (chatmill_replay_turns(r, 0, classes, messages, &one, data[11] & 1, limit, of_turns, &outputs) > limit) abort();
             chatmill_state(r, state, &spaces);
         }
         chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
-        if (messages > 1 && made[messages].ended == KNOWN) {
-            answer *found = room(messages, sizeof *found);
-            int64_t count_found = 0, shown[4];
-            for (int64_t i = 0; i < messages; i++)
-                if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) {
-                    const int64_t at = 4 * messages + i, next = all[i].ended == KNOWN || all[i].ended == REFUSED ? i : -1;
-                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, messages + 3 * i + 2, 0, 0, 0, 0, 0};
-                }
-            chatmill_answers(r, all, rendering_count, found, count_found);
-            for (int64_t i = 0; i < r->showings.count; i++) chatmill_showing(r, i, shown, 2);
-            uint8_t *roles = room(messages, 1);
-            for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
-            conversation c = {roles, classes, outputs, all, found, messages, rendering_count, count_found};
-            written_documents += write_rows(r, &c, data, size, 0);
-            c.answer_count = 0;
-            for (int64_t i = 0; i < count_found; i++)
-                if (found[i].key != NO_KEY && found[i].hidden == -1) found[c.answer_count++] = found[i];
-            written_documents += write_rows(r, &c, data, size, 1);
-            free(roles);
-            free(found);
-        }
         if (again == 1) chatmill_forget_classes(r);
     }
     free(classes), free(all);
@@ -416,6 +357,6 @@ int main(void)
     }
     for (int i = 0; i < 2; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
-    printf("%" PRId64 " %" PRId64 " %" PRId64 "\n", copies, renderings_known, written_documents);
+    printf("%" PRId64 " %" PRId64 "\n", copies, renderings_known);
     return 0;
 }

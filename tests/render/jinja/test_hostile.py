@@ -14,8 +14,8 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ChatmillError, ConfigError, RecordError
 from chatmill.render.document_items import Ids
+from chatmill.render.documents import TextDocument
 from chatmill.render.jinja import sandbox
-from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 from tests.chats import chat

@@ -1,7 +1,7 @@
 /* Loops over single bytes that NumPy cannot express: copies of many short ranges, and JSONL chats read into columns.
  *
  * Plain C11 without Python's headers; `library.py` loads it, and tests compare every function with a slow one in Python
- * (tests/oracles.py), those of `replay.h` and `writing.h` with templates that are run in Python. A function that meets
+ * (tests/oracles.py), those of `replay.h` with templates that are run in Python. A function that meets
  * what it does not expect says so.
  */
 
@@ -40,7 +40,6 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as 
 #include "trees.h"
 #include "layout.h"
 #include "replay.h"
-#include "writing.h"
 #include "listed.h"
 #include "names.h"
 #include "messages.h"

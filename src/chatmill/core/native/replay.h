@@ -8,15 +8,14 @@
 
 enum { OF_MESSAGE, COMPARES, REMAINDER, POSITION, STATE, LOOP, SETS, MAKES, ASKED }; /* what a node does */
 enum { FROM_OWN, FROM_FIRST, FROM_LAST, OF_RECORD };                                 /* what addresses count from */
-enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_PROBED, ASK_PARTED }; /* what a caller is asked */
+enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_PROBED }; /* what a caller is asked */
 enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                            /* how a rendering ends */
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
 enum { MAX_OUTPUTS = 1 << 28, MAX_WALKS = 1 << 28 }; /* of all renderings of one conversation: 2 gigabytes, half a minute */
 enum { TOO_LONG = -2 };                                /* in place of what is returned of a conversation with more */
 enum { NO_CHILD = INT32_MIN };
-enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1, FIRST_UNKNOWN = -2 };
-enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
+enum { NO_PROBE = -1, NO_LOOP = -1, FIRST_UNKNOWN = -2 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
 
@@ -71,72 +70,6 @@ static int put_in(map *m, int64_t a, int64_t b, int64_t c, int64_t value)
     return 1;
 }
 
-/* Lists of numbers, each of which has a number of its own; those of lists that are forgotten are not used again. */
-typedef struct {
-    int64_t first, size;
-    uint64_t hash;
-} known_key;
-
-typedef struct {
-    list numbers, known;
-    int32_t *slots; /* which of those that are known, and -1 for none */
-    int64_t capacity, forgotten;
-} key_table;
-
-static int32_t *key_slot(const key_table *t, const int32_t *key, int64_t size, uint64_t hash)
-{
-    for (int64_t i = (int64_t)(hash & (uint64_t)(t->capacity - 1));; i = (i + 1) & (t->capacity - 1)) {
-        if (t->slots[i] < 0) return &t->slots[i];
-        const known_key *k = &ITEM(known_key, t->known, t->slots[i]);
-        if (k->hash == hash && k->size == size &&
-            !memcmp(&ITEM(int32_t, t->numbers, k->first), key, (size_t)size * sizeof *key))
-            return &t->slots[i];
-    }
-}
-
-static int grow_slots(key_table *t)
-{
-    const int64_t capacity = t->capacity ? 2 * t->capacity : 256;
-    int32_t *slots = malloc((size_t)capacity * sizeof *slots);
-    if (!slots) return 0;
-    memset(slots, 0xff, (size_t)capacity * sizeof *slots);
-    free(t->slots);
-    t->slots = slots;
-    t->capacity = capacity;
-    for (int64_t i = 0; i < t->known.count; i++) {
-        const known_key *k = &ITEM(known_key, t->known, i);
-        *key_slot(t, &ITEM(int32_t, t->numbers, k->first), k->size, k->hash) = (int32_t)i;
-    }
-    return 1;
-}
-
-/* The number of a list; NO_KEY where memory or numbers end. */
-static int64_t key_number(key_table *t, const int32_t *key, int64_t size)
-{
-    if (t->forgotten + t->known.count >= INT32_MAX) return NO_KEY;
-    if (2 * (t->known.count + 1) > t->capacity && !grow_slots(t)) return NO_KEY;
-    uint64_t hash = (uint64_t)size;
-    for (int64_t i = 0; i < size; i++) hash = (hash ^ (uint32_t)key[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-    int32_t *slot = key_slot(t, key, size, hash);
-    if (*slot < 0) {
-        const int64_t first = t->numbers.count;
-        int32_t *place = appended(&t->numbers, size, sizeof *place);
-        known_key *made = place ? appended(&t->known, 1, sizeof *made) : NULL;
-        if (!made) return NO_KEY;
-        memcpy(place, key, (size_t)size * sizeof *key);
-        *made = (known_key){first, size, hash};
-        *slot = (int32_t)(t->known.count - 1);
-    }
-    return t->forgotten + *slot;
-}
-
-static void forget_keys(key_table *t)
-{
-    t->forgotten += t->known.count;
-    t->numbers.count = t->known.count = 0;
-    if (t->capacity) memset(t->slots, 0xff, (size_t)t->capacity * sizeof *t->slots);
-}
-
 typedef struct {
     int32_t what, a, b, c;
 } node;
@@ -188,17 +121,6 @@ typedef struct {
     int32_t segment, base;
 } output;
 
-/* What is known of a segment: the messages that its texts are from, counted from its own. */
-typedef struct {
-    int32_t first, count; /* in `numbers` */
-    uint8_t is_known, shows_record;
-} described;
-
-/* Outputs that have texts of one message, in order: the one before the last, and the last. */
-typedef struct {
-    int32_t before, segment, base;
-} showing;
-
 /* Loops of one conversation go over the same messages again and again: P(i), A(i) and F differ in the number of messages.
  * A loop that goes forward keeps what its turns depend on besides their own messages, and goes on where that first differs. */
 
@@ -224,9 +146,8 @@ typedef struct {
 } steps;
 
 typedef struct {
-    list nodes, forms, terms, recipes, loops, leaves, columns, numbers, outputs, placed, taken, segments, key, showings, shown;
-    map children, states, tables, places, verdicts, after;
-    key_table keys;
+    list nodes, forms, terms, recipes, loops, leaves, columns, numbers, outputs, placed, taken;
+    map children, states, tables, places;
     asked_function ask;
     int64_t absent, missing; /* the replies of a value that is not there, and of a message that is not */
     /* of the rendering that runs */
@@ -267,12 +188,10 @@ EXPORT void chatmill_replayer_free(replayer *r)
         free(s->needs.data), free(s->changes.data), free(s->ends.data), free(s->outputs.data);
     }
     list *const lists[] = {&r->nodes,  &r->forms,   &r->terms,   &r->recipes, &r->loops,
-                           &r->leaves, &r->columns, &r->numbers, &r->outputs, &r->placed, &r->taken,
-                           &r->segments, &r->key, &r->showings, &r->shown, &r->keys.numbers, &r->keys.known};
+                           &r->leaves, &r->columns, &r->numbers, &r->outputs, &r->placed, &r->taken};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]->data);
-    map *const maps[] = {&r->children, &r->states, &r->tables, &r->places, &r->verdicts, &r->after};
+    map *const maps[] = {&r->children, &r->states, &r->tables, &r->places};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) free(maps[i]->entries);
-    free(r->keys.slots);
     free(r);
 }
 
@@ -381,24 +300,6 @@ EXPORT void chatmill_forget_classes(replayer *r)
         column *c = &ITEM(column, r->columns, i);
         if (c->by == BY_CLASS && c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
     }
-    if (r->verdicts.count) memset(r->verdicts.entries, 0, (size_t)r->verdicts.capacity * sizeof *r->verdicts.entries);
-    r->verdicts.count = 0;
-    forget_keys(&r->keys);
-}
-
-/* Say what is known of a segment. */
-EXPORT int64_t chatmill_describe(replayer *r, int64_t segment, const int64_t *owners, int64_t count, int64_t shows_record)
-{
-    const int64_t first = kept_numbers(r, owners, count);
-    if (first < 0) return -1;
-    while (r->segments.count <= segment) {
-        described *d = appended(&r->segments, 1, sizeof *d);
-        if (!d) return -1;
-        memset(d, 0, sizeof *d);
-    }
-    ITEM(described, r->segments, segment) =
-        (described){(int32_t)first, (int32_t)count, 1, (uint8_t)shows_record};
-    return 0;
 }
 
 static int64_t value_of(const replayer *r, int32_t number, int64_t own, const int64_t *registers)
@@ -928,12 +829,6 @@ typedef struct {
     int64_t ended, first, stop, same; /* how it ended, its outputs, and how many are those of the last rendering */
 } rendering;
 
-static const described *describes(const replayer *r, int32_t segment)
-{
-    static const described unknown = {0, 0, 0, 0};
-    return segment < r->segments.count ? &ITEM(described, r->segments, segment) : &unknown;
-}
-
 static int64_t alike(const output *one, int64_t size, const output *other, int64_t other_size)
 {
     const int64_t most = size < other_size ? size : other_size;
@@ -942,41 +837,8 @@ static int64_t alike(const output *one, int64_t size, const output *other, int64
     return same;
 }
 
-/* Make a rendering that trains an answer which A(i) has after another prompt than P(i): P(i) with the turn of i in A(i) in
- * place of its generation prompt. It is empty if both are the same before that turn, or if what comes right before it in A(i)
- * may not be what P(i) has. The reference is `Segments.with_own_turn`. */
-static void write_apart(replayer *r, rendering *one, const rendering *prompt, const rendering *ended)
-{
-    one->ended = KNOWN;
-    if (prompt->ended != KNOWN || ended->ended != KNOWN) return;
-    const output *p = (const output *)r->outputs.data + prompt->first, *a = (const output *)r->outputs.data + ended->first;
-    const int64_t message = one->count - 1, ended_size = ended->stop - ended->first;
-    int64_t size = prompt->stop - prompt->first, begin = 0;
-    while (size > 0 && p[size - 1].base < 0) size--;
-    while (begin < ended_size && a[begin].base != message) begin++;
-    if (begin == ended_size || alike(p, size, a, begin) == size) return;
-    for (int64_t i = begin; i < ended_size; i++)
-        if (a[i].base != message && a[i].base >= 0) return;
-    for (int64_t back = 1, is_text = 0; !is_text; back++) {
-        if (back > size || back > begin) return;
-        const output mine = p[size - back], theirs = a[begin - back];
-        const described *d = describes(r, mine.segment);
-        if (!d->is_known || mine.segment != theirs.segment || mine.base != theirs.base) return;
-        is_text = d->count || d->shows_record;
-    }
-    output *place = appended(&r->outputs, size + ended_size - begin, sizeof *place);
-    if (!place) {
-        one->ended = FAILED;
-        return;
-    }
-    const output *all = r->outputs.data;
-    memcpy(place, all + prompt->first, (size_t)size * sizeof *place);
-    memcpy(place + size, all + ended->first + begin, (size_t)(ended_size - begin) * sizeof *place);
-}
-
 /* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and after them of
- * its probes. One that is APART is made of the two before it, P(i) and A(i). Outputs are in `*outputs` until the next call.
- * Returns whether all leaves are keyed, or TOO_LONG. */
+ * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed, or TOO_LONG. */
 EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
                                int64_t count, const output **outputs)
 {
@@ -996,11 +858,7 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
         r->open = NULL;
         one->first = r->outputs.count;
         int breaks = 0;
-        if (one->probe != APART) {
-            one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
-        } else if (i > 1) {
-            write_apart(r, one, one - 2, one - 1);
-        }
+        one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
         if (r->is_too_long) return TOO_LONG;
         if (one->ended != KNOWN) r->outputs.count = one->first;
         one->stop = r->outputs.count;
@@ -1066,250 +924,4 @@ EXPORT int64_t chatmill_state(const replayer *r, int64_t *rows, int64_t *found)
     }
     *found = r->space_count;
     return count;
-}
-
-/* ---- what answers are found by */
-
-typedef struct {
-    int64_t message, before, prompt, ended; /* the number of an answer, and of its renderings: A(i - 1), P(i), A(i) */
-    int64_t nexts[2];                       /* and of A(i) with a next message; negative for none */
-    int64_t apart;                          /* and of P(i) with the turn of i, which trains it in place of A(i); negative for none */
-    int64_t first, same, hidden;            /* where P(i) and A(i) part, where A(i) and F do, and what A(i) leaves out */
-    int64_t key, more;                      /* keys of the answer and of what F has there; NO_KEY if they do not say it all */
-} answer;
-
-static int keyed(replayer *r, int32_t number)
-{
-    int32_t *place = appended(&r->key, 1, sizeof *place);
-    if (place) *place = number;
-    return place != NULL;
-}
-
-/* The number of the key that was made. */
-static int64_t made_key(replayer *r)
-{
-    const int64_t number = key_number(&r->keys, r->key.data, r->key.count);
-    r->key.count = 0;
-    return number;
-}
-
-/* Outputs as they are to a message; whether all of them are known. */
-static int key_window(replayer *r, const output *from, int64_t size, int64_t message)
-{
-    for (int64_t i = 0; i < size; i++) {
-        const described *d = describes(r, from[i].segment);
-        if (!d->is_known || d->shows_record) return 0;
-        const int32_t base = from[i].base == -1 && !d->count ? INT32_MIN : from[i].base - (int32_t)message;
-        if (!keyed(r, from[i].segment) || !keyed(r, base)) return 0;
-    }
-    return keyed(r, -1);
-}
-
-static int key_classes(replayer *r, const output *from, int64_t size)
-{
-    for (int64_t i = 0; i < size; i++) {
-        const described *d = describes(r, from[i].segment);
-        for (int32_t k = 0; k < d->count; k++) {
-            const int64_t owner = from[i].base + ITEM(int32_t, r->numbers, d->first + k);
-            if (owner < 0 || owner >= r->messages) return 0;
-            if (!keyed(r, r->classes[place_of(r, owner)])) return 0;
-        }
-    }
-    return 1;
-}
-
-/* What a next message would change: the outputs of A(i) with it, from the first that has text of i on; without one, from
- * where P(i) and A(i) part. */
-static int key_next(replayer *r, const rendering *next, const output *ended, int64_t size, int64_t first, int64_t message)
-{
-    if (next->ended == REFUSED) return keyed(r, -2);
-    const output *from = (const output *)r->outputs.data + next->first;
-    const int64_t next_size = next->stop - next->first;
-    int64_t start = 0;
-    for (int is_own = 0; start < next_size; start++) {
-        const described *d = describes(r, from[start].segment);
-        for (int32_t k = 0; k < d->count; k++) is_own |= from[start].base + ITEM(int32_t, r->numbers, d->first + k) == message;
-        if (is_own) break;
-    }
-    if (start == next_size && alike(from, next_size, ended, size) < first) return 0;
-    if (start == next_size) start = first;
-    const int64_t messages = r->messages;
-    r->count = next->count;
-    r->probe = next->probe;
-    if (r->messages < r->count) r->messages = r->count;
-    const int done = keyed(r, -3) && key_window(r, from + start, next_size - start, message) &&
-                     key_classes(r, from + start, next_size - start);
-    r->probe = NO_PROBE;
-    r->messages = messages;
-    return done;
-}
-
-/* The first of the messages up to one of which outputs leave something out; -1 for none, -3 where
- * the caller does not say. */
-static int64_t hidden_in(replayer *r, const output *from, int64_t size, int64_t message)
-{
-    r->shown.count = 0;
-    int32_t *shown = appended(&r->shown, message + 1, sizeof *shown);
-    if (!shown) return -3;
-    memset(shown, 0xff, (size_t)(message + 1) * sizeof *shown);
-    for (int64_t i = 0; i < size; i++) {
-        const described *d = describes(r, from[i].segment);
-        if (!d->is_known) return -3;
-        for (int32_t k = 0; k < d->count; k++) {
-            const int32_t owner = from[i].base + ITEM(int32_t, r->numbers, d->first + k);
-            if (owner < 0 || owner > message) continue;
-            const int32_t base = from[i].base - owner, before = shown[owner];
-            int64_t after = looked_up(&r->after, before, ((int64_t)from[i].segment << 32) | (uint32_t)base, 0);
-            if (after == NO_CHILD) {
-                showing *made = appended(&r->showings, 1, sizeof *made);
-                if (!made) return -3;
-                *made = (showing){before, from[i].segment, base};
-                after = r->showings.count - 1;
-                if (!put_in(&r->after, before, ((int64_t)from[i].segment << 32) | (uint32_t)base, 0, after)) return -3;
-            }
-            shown[owner] = (int32_t)after;
-        }
-    }
-    for (int64_t m = 0; m <= message; m++) {
-        int64_t verdict = looked_up(&r->verdicts, shown[m], r->classes[m], 0);
-        if (verdict == NO_CHILD) {
-            verdict = r->ask(ASK_SHOWN, shown[m], m, 0);
-            if (verdict < 0) return -3;
-            if (verdict < 2) put_in(&r->verdicts, shown[m], r->classes[m], 0, verdict);
-        }
-        if (verdict & 1) return m;
-    }
-    return -1;
-}
-
-/* The outputs that have texts of a message: as many as fit, the last first. Returns how many there are. */
-EXPORT int64_t chatmill_showing(const replayer *r, int64_t number, int64_t *pairs, int64_t capacity)
-{
-    int64_t count = 0;
-    for (; number >= 0; number = ITEM(showing, r->showings, number).before, count++) {
-        if (count >= capacity) continue;
-        pairs[2 * count] = ITEM(showing, r->showings, number).segment;
-        pairs[2 * count + 1] = ITEM(showing, r->showings, number).base;
-    }
-    return count;
-}
-
-/* What decides whether a longer rendering has an answer: where A(i) and it part, and what both have there. */
-static int64_t key_of_longer(replayer *r, const answer *one, const output *ended, int64_t size, const output *longer,
-                             int64_t longer_size, int64_t same)
-{
-    const int64_t start = same > 0 ? same - 1 : 0;
-    const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 2 < longer_size ? 2 : longer_size - start;
-    const int is_apart = start + 1 < one->first; /* long before the answer: which one it is does not matter */
-    const int64_t to = is_apart ? ended[start].base : one->message;
-    r->key.count = 0;
-    const int is_keyed = keyed(r, is_apart ? INT32_MAX : (int32_t)(same - one->first)) &&
-                         keyed(r, 2 * (start + 2 >= longer_size)) && key_window(r, ended + start, mine, to) &&
-                         key_window(r, longer + start, theirs, to) && key_classes(r, ended + start, mine) &&
-                         key_classes(r, longer + start, theirs);
-    return is_keyed ? made_key(r) : NO_KEY;
-}
-
-/* Whether A(i) goes on in another way than P(i) where they part, whatever follows; negative where the caller does not say.
- * `at` is how many outputs they have in common. */
-static int64_t parts_for_good(replayer *r, const rendering *p, const rendering *a, int64_t at)
-{
-    const output *all = r->outputs.data, *prompt = all + p->first + at, *ended = all + a->first + at;
-    int64_t mine = p->stop - p->first - at, theirs = a->stop - a->first - at;
-    if (mine < 1 || theirs < 1) return 0;
-    mine = mine < 2 ? mine : 2, theirs = theirs < 2 ? theirs : 2;
-    r->key.count = 0;
-    const int is_keyed = keyed(r, -5) && key_window(r, prompt, mine, ended->base) && key_window(r, ended, theirs, ended->base) &&
-                         key_classes(r, prompt, mine) && key_classes(r, ended, theirs);
-    const int64_t key = is_keyed ? made_key(r) : NO_KEY;
-    int64_t verdict = key == NO_KEY ? -1 : looked_up(&r->verdicts, key, 0, 1);
-    if (verdict == NO_CHILD) {
-        verdict = r->ask(ASK_PARTED, p->first + at, a->first + at, 4 * mine + theirs);
-        if (verdict == 0 || verdict == 1) put_in(&r->verdicts, key, 0, 1, verdict);
-    }
-    return verdict < 0 ? verdict : verdict & 1;
-}
-
-/* What `chatmill_replay` and `chatmill_answers` have made of one conversation. */
-typedef struct {
-    const uint8_t *roles;
-    const int32_t *classes;
-    const output *outputs;
-    const rendering *renderings;
-    const answer *answers;
-    int64_t messages, rendering_count, answer_count;
-} conversation;
-
-/* Where an answer parts from a longer rendering, and the key of what this has there. */
-typedef struct {
-    int64_t same, more;
-} parted;
-
-static parted parting(replayer *r, const conversation *c, const answer *one, const rendering *longer)
-{
-    const rendering *a = &c->renderings[one->ended];
-    const output *ended = c->outputs + a->first, *other = c->outputs + longer->first;
-    const int64_t size = a->stop - a->first, longer_size = longer->stop - longer->first;
-    const int64_t same = alike(ended, size, other, longer_size);
-    return (parted){same, key_of_longer(r, one, ended, size, other, longer_size, same)};
-}
-
-/* What tells answers apart, of renderings that `chatmill_replay` has just made; the last of them is F. */
-EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_t count, answer *answers, int64_t answer_count)
-{
-    const output *all = r->outputs.data;
-    const rendering *f = &renderings[count - 1];
-    const output *whole = all + f->first;
-    const int64_t whole_size = f->stop - f->first;
-    if (r->keys.known.count > MANY_KEYS) forget_keys(&r->keys);
-    for (int64_t i = 0; i < answer_count; i++) {
-        answer *one = &answers[i];
-        const rendering *b = &renderings[one->before], *p = &renderings[one->prompt], *a = &renderings[one->ended];
-        const output *before = all + b->first, *prompt = all + p->first, *ended = all + a->first;
-        const int64_t before_size = b->stop - b->first, prompt_size = p->stop - p->first;
-        int64_t size = a->stop - a->first, first = alike(prompt, prompt_size, ended, size);
-        one->key = one->more = NO_KEY;
-        if (one->apart >= 0) {
-            const rendering *apart = &renderings[one->apart];
-            const int64_t is_apart = apart->stop > apart->first ? parts_for_good(r, p, a, first) : 0;
-            one->hidden = -3;
-            if (is_apart != 1) one->apart = -1;
-            if (is_apart < 0) continue;
-            if (is_apart) {
-                one->ended = one->apart;
-                a = apart;
-                ended = all + a->first;
-                size = a->stop - a->first;
-                first = alike(prompt, prompt_size, ended, size);
-            }
-        }
-        first--;
-        while (first > 0 && !describes(r, ended[first].segment)->count) first--;
-        one->first = first = first < 0 ? 0 : first;
-        one->same = a == f ? size : alike(ended, size, whole, whole_size);
-        const int64_t opened = alike(prompt, prompt_size, before, before_size);
-        one->hidden = hidden_in(r, ended, size, one->message);
-        r->key.count = 0;
-        int is_keyed = key_window(r, prompt + first, prompt_size - first, one->message) &&
-                       key_window(r, ended + first, size - first, one->message) &&
-                       key_window(r, prompt + opened, prompt_size - opened, one->message) &&
-                       key_window(r, before + opened, before_size - opened, one->message) &&
-                       keyed(r, r->classes[one->message]) && key_classes(r, prompt + first, prompt_size - first) &&
-                       key_classes(r, ended + first, size - first) &&
-                       key_classes(r, prompt + opened, prompt_size - opened) &&
-                       key_classes(r, before + opened, before_size - opened);
-        for (int k = 0; k < 2 && is_keyed; k++)
-            if (one->nexts[k] >= 0)
-                is_keyed = key_next(r, &renderings[one->nexts[k]], ended, size, first, one->message);
-        if (!is_keyed) continue;
-        const int64_t key = made_key(r);
-        if (a == f) {
-            const int32_t whole_itself = -4;
-            one->more = key_number(&r->keys, &whole_itself, 1);
-        } else {
-            one->more = key_of_longer(r, one, ended, size, whole, whole_size, one->same);
-        }
-        if (one->more != NO_KEY) one->key = key;
-    }
-    return hidden_in(r, whole, whole_size, r->messages - 1);
 }

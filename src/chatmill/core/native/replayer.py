@@ -84,18 +84,8 @@ class Ask(IntEnum):
     """The reply to a question (a) for a turn (b) of a rendering of so many messages (c)."""
     PLACED = 4
     """The segment (a) for a turn (b) of a rendering of so many messages (c)."""
-    SHOWN = 5
-    """Whether outputs (a) leave out something of a message (b), as 0 or 1; 2 more where its class does not say it."""
-    PROBED = 6
+    PROBED = 5
     """As `OTHER`, where the last message is a probe: its number is in the upper half of (a)."""
-    PARTED = 7
-    """Whether outputs of P(i) (from a on) and A(i) (from b on) differ whatever follows, as for `SHOWN`.
-
-    There are one or two of each: 4 times the first number and the other one (c)."""
-
-
-APART = -2
-"""In place of the probe of a rendering that is made of P(i) and A(i)."""
 
 
 class Ended(IntEnum):
@@ -117,9 +107,6 @@ class Renderings:
     outputs_of_all: NDArray[np.int32]
     is_keyed: bool
     """Whether all leaves are keyed."""
-    classes: NDArray[np.int32]
-    """Of the messages."""
-    messages: int
 
     @cached_property
     def _rows(self) -> list[list[int]]:
@@ -127,9 +114,10 @@ class Renderings:
         return rows
 
     @cached_property
-    def _whole(self) -> list[tuple[int, int]]:
+    def whole(self) -> list[tuple[int, int]]:
+        """The segments of the last of them, and the messages that they count from."""
         _, first, stop, _ = self._rows[-1]
-        return self.pairs(first, stop)
+        return self._pairs(first, stop)
 
     def ended(self, number: int) -> int:
         """Return how one of them ended."""
@@ -141,51 +129,25 @@ class Renderings:
         ended = self.table[:, 4]
         return not (ended.any() and ended[(self.table[:, 3] < 0) | (ended != Ended.REFUSED)].any())
 
-    def outputs(self, number: int) -> list[tuple[int, int]]:
-        """Return the segments of one of them, and the messages that they count from."""
+    def leaves_whole(self, number: int) -> tuple[int, list[tuple[int, int]]]:
+        """Return how many segments one of them has in common with the last one, and those that follow in it."""
         _, first, stop, same = self._rows[number]
-        is_whole = number == len(self._rows) - 1
-        return self._whole if is_whole else [*self._whole[:same], *self.pairs(first + same, stop)]
+        return same, self._pairs(first + same, stop)
 
-    def pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Outputs of all of them, one after the other."""
-        flat = self.outputs_of_all[2 * first : 2 * stop].tolist()
+    def outputs(self, number: int) -> list[tuple[int, int]]:
+        """Return the segments of one of them."""
+        same, following = self.leaves_whole(number)
+        return [*self.whole[:same], *following]
+
+    def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
+        if first == stop:
+            return []
+        flat = self._flat[2 * first : 2 * stop].tolist()
         return list(zip(flat[::2], flat[1::2], strict=True))
 
-
-class FoundAnswer(NamedTuple):
-    """What tells one answer from others."""
-
-    apart: int
-    """The rendering of P(i) and the turn of i that trains it in place of A(i); negative for none."""
-    first: int
-    """The output where P(i) and A(i) part."""
-    same: int
-    """The output where A(i) and F part."""
-    hidden: int
-    """A message of which A(i) leaves something out; -1 where it shows all."""
-    key: int
-    """The same for answers that are alike; -1 where no key says it all."""
-    more: int
-    """The same for what F has where it parts from A(i)."""
-
-
-class FoundAnswers(NamedTuple):
-    """What tells the answers of a conversation apart."""
-
-    hidden_in_whole: int
-    table: NDArray[np.int64]
-    """As in replay.h."""
-
-    def row(self, number: int) -> FoundAnswer:
-        """Return one of them."""
-        return FoundAnswer._make(self.table[number, 6:].tolist())
-
-
-def known_conversation(renderings: Renderings, answers: FoundAnswers, roles: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Make the `conversation` struct of replay.h; the arrays must outlive it."""
-    arrays = (roles, renderings.classes, renderings.outputs_of_all, renderings.table, answers.table)
-    return struct(*arrays, renderings.messages, len(renderings.table), len(answers.table))
+    @cached_property
+    def _flat(self) -> memoryview:
+        return self.outputs_of_all.data
 
 
 class StateValue(NamedTuple):
@@ -292,20 +254,6 @@ class Replayer:
     def _kept(self, function: str, *arguments: Any) -> int:
         return call_allocating(f"chatmill_{function}", self.handle, *arguments)
 
-    def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool) -> None:
-        """Say which messages a segment has texts of, counted from its own, and whether it has others."""
-        self._kept("describe", segment, *_numbers(owners), shows_record)
-
-    def showing(self, number: int) -> list[tuple[int, int]]:
-        """Return the outputs that have texts of a message, as `Ask.SHOWN` has numbered them."""
-        room = 64
-        while True:
-            pairs = np.empty((room, 2), dtype=np.int64)
-            count = call("chatmill_showing", self.handle, number, pairs, room)
-            if count <= room:
-                return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
-            room = count
-
     def replay(self, record: int, classes: NDArray[np.int32], messages: int, requests: NDArray[np.int64]) -> Renderings:
         """Renderings of the first messages, each by the root's table, a reply, the number of messages, and a probe.
 
@@ -321,7 +269,7 @@ class Replayer:
         if is_keyed == TOO_LONG:
             raise TooLongError
         flat = memory(int(self._outputs[0]), 2 * int(table[-1, 6]), np.int32)
-        return Renderings(table, flat, bool(is_keyed), classes, messages)
+        return Renderings(table, flat, bool(is_keyed))
 
     def turns(
         self, record: int, classes: NDArray[np.int32], messages: int, request: Sequence[int], loop: int
@@ -354,15 +302,6 @@ class Replayer:
         handed = found[9 : 9 + given_count].tolist()
         flags = bool(is_over), bool(is_keyed)
         return KnownTurns(count, *flags, pairs, int(spaces[0]), state, number, (start, stop), handed)
-
-    def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
-        """Find what tells answers apart, as `renderings_of` lists them, in the latest renderings."""
-        table = np.zeros((len(answers), 12), dtype=np.int64)
-        table[:, :7] = answers
-        rows = renderings.table
-        hidden = call("chatmill_answers", self.handle, rows, len(rows), table, len(table))
-        self._raise()
-        return FoundAnswers(hidden, table)
 
     def _raise(self) -> None:
         error, self._error = self._error, None

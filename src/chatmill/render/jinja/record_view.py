@@ -105,7 +105,7 @@ class RecordView:
     def _place(self) -> tuple[Conversations, int]:
         return Conversations.of([self.conversation]), 0
 
-    def _columns(self) -> tuple[Conversations, int, slice]:
+    def columns(self) -> tuple[Conversations, int, slice]:
         """Return the batch that holds the record, its place there, and those of its messages."""
         batch, index = self._place
         return batch, index, slice(*batch.offsets[index : index + 2].tolist())
@@ -113,7 +113,7 @@ class RecordView:
     @cached_property
     def role_codes(self) -> NDArray[np.uint8]:
         """Of the messages."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         return np.ascontiguousarray(batch.messages.roles[places])
 
     @cached_property
@@ -124,45 +124,45 @@ class RecordView:
     @cached_property
     def trained(self) -> list[int]:
         """The answers, but those that the record wants untrained."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         is_trained = (self.role_codes == RoleCode.ASSISTANT) & (batch.messages.weights[places] != 0)
         return np.flatnonzero(is_trained).tolist()
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether no message has a channel or a recipient."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         return not (batch.messages.channels.any_in(places) or batch.messages.recipients.any_in(places))
 
     @property
     def has_structured(self) -> bool:
         """Whether a message has a content of Harmony's own, whose text depends on the other messages."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         return batch.messages.structured.any_in(places)
 
     @property
     def has_pictures(self) -> bool:
         """Whether a message has pictures."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         parts = batch.messages.parts
         return bool(parts.strides[0]) and any(parts[places].tolist())
 
     @property
     def is_of_harmony(self) -> bool:
         """Whether a message has something that only the Harmony format has."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(places)
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The options of the template that the record chooses."""
-        batch, index, _ = self._columns()
+        batch, index, _ = self.columns()
         return self.conversation.options if batch.options.lengths[index] else {}
 
     @property
     def given(self) -> Any:
         """What tells its tools and options from those of other records."""
-        batch, index, _ = self._columns()
+        batch, index, _ = self.columns()
         return batch.tools[index], batch.options[index]
 
     def again(self) -> RecordView:
@@ -190,7 +190,7 @@ class RecordView:
     @property
     def has_tools(self) -> bool:
         """Whether the record has tool definitions."""
-        batch, index, _ = self._columns()
+        batch, index, _ = self.columns()
         return bool(batch.tools.lengths[index])
 
     @cached_property
@@ -198,18 +198,18 @@ class RecordView:
         """The tool definitions."""
         if "conversation" in self.__dict__:
             return self.conversation.tools
-        batch, index, _ = self._columns()
+        batch, index, _ = self.columns()
         return tools_of(batch.tools[index])
 
     @property
     def named(self) -> str:
         """What tells the record from others: its id, or where it is."""
-        batch, index, _ = self._columns()
+        batch, index, _ = self.columns()
         return batch.ids[index] or batch.wheres[index]
 
     def check_arguments(self) -> None:
         """Raise a `RecordError` for arguments that the template cannot be given."""
-        batch, _, places = self._columns()
+        batch, _, places = self.columns()
         if self.form.arguments is Arguments.OBJECT and batch.messages.call_counts[places].any():
             for k, message in enumerate(self.conversation.messages):
                 for j in range(len(message.tool_calls)):

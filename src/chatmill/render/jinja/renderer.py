@@ -13,7 +13,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings, TooLongError
+from chatmill.core.native.replayer import Ended, Renderings, TooLongError
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.kept_values import parts_of
@@ -21,7 +21,7 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
+from chatmill.render.jinja.replay import Classes, Replay, Request
 from chatmill.render.jinja.sandbox import FAILURES, MAX_STEPS, PlainSandbox
 from chatmill.render.jinja.traced import OriginLost, plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
@@ -73,6 +73,25 @@ class Sandboxes(NamedTuple):
     plain: PlainSandbox
 
 
+class AnswerCache:
+    """What rules have found for one template, by branches and by the classes of messages (`AnswerLookup`)."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._found: dict[tuple[Any, ...], Any] = {}
+        self._version = -1
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def found_by_key(self, version: int) -> dict[tuple[Any, ...], Any]:
+        """Return what is known for classes of a version; classes of another one have other numbers."""
+        if version != self._version:
+            self._found = {}
+            self._version = version
+        return self._found
+
+
 class TemplateRunner:
     """Runs one template under fixed options."""
 
@@ -97,19 +116,18 @@ class TemplateRunner:
         self._reads_prompt = "add_generation_prompt" in source  # else P(i) is A(i - 1)
         self.variables = dict(variables)
         self.name = name
-        self.runs = self.unnoted = 0
-        """Renderings that were made by running the template, and rules that read something they did not note."""
+        self.runs = 0
+        """Renderings that were made by running the template."""
         self.is_followed = True
         """Whether loops are followed turn by turn: until one reads something that was not noted."""
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
-        self.needs_apart = False
-        """Whether an answer was found after P(i) where A(i) has it after another prompt."""
         self._learned: list[tuple[int, RecordView, int, bool, list[Output]]] = []
         """Renderings that something was learned of, and how much, until one of them is compared."""
-        self.tries = Replay(self._is_keyed, self.classes, reads_prompt=self._reads_prompt)
+        self.tries = Replay(self.is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
+        self.answer_cache = AnswerCache()
 
     def many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
         """Return what the template writes for some numbers of messages, with or without the generation prompt."""
@@ -164,31 +182,14 @@ class TemplateRunner:
         view.is_keyed = view.is_keyed and probed.is_keyed
         return outputs
 
-    def known(
-        self, view: RecordView, requests: NDArray[np.int64], answers: NDArray[np.int64], verdicts: Verdicts
-    ) -> tuple[Renderings, FoundAnswers] | None:
-        """Return renderings and what tells their answers apart; None where something is new, or is refused.
-
-        Both are as `renderings_of` gives them.
-        """
+    def known(self, view: RecordView, requests: NDArray[np.int64]) -> Renderings | None:
+        """Return renderings, as `list_renderings` lists them; None where something is new, or is refused."""
         replayed = self._replayed(view, requests) if self.is_followed else None
         if replayed is None or not replayed.are_known:
             return None
-        answers_found = self.tries.answers(replayed, answers, verdicts)
         if self.is_compared(view):
-            self._spot_check(view, int(requests[-1, 0]), False, replayed.outputs(len(requests) - 1))
-        return replayed, answers_found
-
-    def learn(self, view: RecordView, requests: NDArray[np.int64]) -> bool:
-        """Have turns that are new in some renderings be known; return whether they are, and none is refused."""
-        if not self.is_followed or self.classes(view) is None:
-            return False
-        listed = [(count, bool(prompt), probe) for count, prompt, probe in requests.tolist() if probe != APART]
-        whole = self.many(view, listed[-1:])[0]
-        if isinstance(whole, Refusal) or not self.is_followed:
-            return False
-        replayed = self._replayed(view, listed)
-        return (replayed is not None and replayed.are_known) or (bool(self.many(view, listed)) and self.is_followed)
+            self._spot_check(view, int(requests[-1, 0]), False, replayed.whole)
+        return replayed
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
         """Compare one in so many conversations in which nothing is new with plain Jinja."""
@@ -201,9 +202,19 @@ class TemplateRunner:
                 self._give_up()
                 raise
 
-    def _is_keyed(self, questions: Sequence[Question]) -> bool:
+    def is_keyed(self, questions: Sequence[Question]) -> bool:
         """Return whether the replies to questions are part of a record's key; those that can be will be from now on."""
         return self._keys is not None and self._keys.learn(questions)
+
+    @property
+    def keys_version(self) -> int:
+        """The version of the classes of messages, as keys are made now."""
+        return -1 if self._keys is None else self._keys.version
+
+    def record_key(self, view: RecordView) -> Any:
+        """Return what stands for the tools and options of a record where its class is known."""
+        assert self._keys is not None
+        return self._keys.record_key(view)
 
     def classes(self, view: RecordView) -> Classes | None:
         """Return the classes of a conversation's messages."""
@@ -220,14 +231,19 @@ class TemplateRunner:
         before = classes.numbers[: len(view.roles) - 1]
         return Classes(np.append(before, probes.numbers[index]), classes.version)
 
-    def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
+    def classes_with_probes(self, view: RecordView) -> Classes | None:
+        """Return the classes of a conversation's messages, and those of its probes after them."""
         classes = self.classes(view)
-        if classes is not None and view.probes is not None:
-            probes = self.classes(view.probes.alone)
-            classes = self.classes(view)  # those of the probes may be too many, and begin anew
-            if classes is None or probes is None or probes.version != classes.version:
-                return None
-            classes = Classes(np.append(classes.numbers, probes.numbers), classes.version)
+        if classes is None or view.probes is None:
+            return classes
+        probes = self.classes(view.probes.alone)
+        classes = self.classes(view)  # those of the probes may be too many, and begin anew
+        if classes is None or probes is None or probes.version != classes.version:
+            return None
+        return Classes(np.append(classes.numbers, probes.numbers), classes.version)
+
+    def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
+        classes = self.classes_with_probes(view)
         if classes is None:
             return None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2.runtime import Macro
@@ -23,7 +23,6 @@ from chatmill.core.native.replayer import (
     Ask,
     By,
     Does,
-    FoundAnswers,
     KnownTurns,
     Renderings,
     Replayer,
@@ -34,22 +33,12 @@ from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.questions import OF_MESSAGES, at_own, paths_of, shifted_question
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.segments import Segments
-from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, AnyLeaf, Leaf, Look, Node, Table, UnnotedError, compiled
+from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, Leaf, Node, Table, UnnotedError, compiled
 from chatmill.render.jinja.turn import ROOT, Replies, Turn
 
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
-
-
-class Verdicts(Protocol):
-    """What compiled code asks of outputs of one conversation; replies as for `Ask.SHOWN`."""
-
-    def is_hidden(self, message: int, outputs: list[tuple[int, int]]) -> int:
-        """Return whether outputs leave out something of a message."""
-
-    def is_parted(self, prompt: list[tuple[int, int]], ended: list[tuple[int, int]]) -> int:
-        """Return whether outputs of P(i) and A(i) differ, whatever follows."""
 
 
 class Classes(NamedTuple):
@@ -109,9 +98,7 @@ class Replay:
         """The bodies of the root's loops, by their sites; None for one that is run with the root alone."""
         self._column, self._form = cache(self._new_column), cache(self._new_form)
         self._recipe, self._loop = cache(self._new_recipe), cache(self._new_loop)
-        self._describe = cache(self._described)
-        self._answered: tuple[Renderings, Verdicts] | None = None
-        """The renderings whose answers are told apart."""
+        self._place = cache(self._placed)
         self._version = -1
         self._turn: Turn | None = None
         """Where the rendering that runs is asked."""
@@ -132,14 +119,13 @@ class Replay:
         """Return the tries of a loop, by the shape of the turn's message."""
         table = self.tables.get(key)
         if table is None:
-            number = -1 if key == "looks" else self.replayer.node(Does.ASKED, -1)
-            table = self.tables[key] = Table(number, is_root=key == "root")
+            table = self.tables[key] = Table(self.replayer.node(Does.ASKED, -1), is_root=key == "root")
         return table
 
     def _way(self, table: Table, key: Any, trace: Sequence[tuple[Question, Any]]) -> tuple[Table | Node, Any]:
         """Add a way, and return its last node and reply; it must agree with those that are there."""
         parent: Table | Node = table
-        children: dict[Any, Node | Leaf | Look] = table
+        children: dict[Any, Node | Leaf] = table
         reply = key
         for question, said in trace:
             node = children.get(reply)
@@ -150,12 +136,12 @@ class Replay:
             parent, children, reply = node, node.children, said
         return parent, reply
 
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: Leaf) -> Leaf:
         """Add a way, and return its leaf; it must agree with those that are there."""
         parent, reply = self._way(table, key, trace)
         children = parent if isinstance(parent, Table) else parent.children
         child = children.get(reply)
-        if isinstance(child, type(leaf)) and child[:-1] == leaf[:-1]:
+        if isinstance(child, Leaf) and child[:-1] == leaf[:-1]:
             return child
         if child is not None:
             raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(child, 'question', child)} before")
@@ -164,8 +150,7 @@ class Replay:
         if not self.is_keyed(texts):
             leaf = leaf._replace(is_keyed=False)
         children[reply] = leaf
-        if isinstance(leaf, Leaf):
-            self._link(parent, reply, leaf)
+        self._link(parent, reply, leaf)
         return leaf
 
     def _node(self, question: Question, parent: Table | Node, reply: Any) -> Node:
@@ -199,15 +184,15 @@ class Replay:
     def _leaf(self, leaf: Leaf) -> int:
         for segment in leaf.written:
             if segment >= 0:
-                self._describe(segment)
+                self._place(segment)
         flags = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
         return self.replayer.leaf(leaf.written, **flags)
 
-    def _described(self, segment: int) -> int:
+    def _placed(self, segment: int) -> int:
+        """Have a segment that names messages from either end be placed wherever it is written."""
         facts = self.segments.facts[segment]
         if facts.is_counted:
             self.replayer.place(segment, by_count=facts.is_counted_back)
-        self.replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
         return segment
 
     def _numbers_of(self, question: Question) -> tuple[Any, ...]:
@@ -312,13 +297,7 @@ class Replay:
             probed = turn.run.view.probed(c, a >> 32)
             own = Turn(Replies(probed, c, self.shapes), b, None, True)
             return self._id(self._others[a & 0xFFFFFFFF](own))
-        if what in (Ask.SHOWN, Ask.PARTED):
-            assert self._answered is not None
-            made, verdicts = self._answered
-            if what == Ask.SHOWN:
-                return verdicts.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
-            return verdicts.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
-        return self._describe(self.segments.placed(a, b, c))
+        return self._place(self.segments.placed(a, b, c))
 
     def renderings(
         self, view: RecordView, classes: Classes, requests: Sequence[Request] | NDArray[np.int64]
@@ -381,8 +360,3 @@ class Replay:
             recipe = self._recipes[number]
             spaces[space][names[name]] = Kept(recipe, own, tuple(numbers[: len(forms_of(recipe))]))
         return spaces
-
-    def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
-        """Return what tells answers apart, of the renderings that were made last."""
-        self._answered = renderings, verdicts
-        return self.replayer.answers(renderings, answers)

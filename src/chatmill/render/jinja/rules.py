@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Message, Role
-from chatmill.core.native.replayer import APART
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from
@@ -245,7 +244,7 @@ def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
     return added if begins_with(prompt, before, notes) and size + len(added) == len(prompt.text) else None
 
 
-def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
+def make_probes(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
     """Have a view hold what may follow its answers: a result where one calls a tool, and a question.
 
     Gives two numbers of probes for each answer, in this order; the second is -1 if there is one only.
@@ -262,33 +261,23 @@ def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
     return numbers
 
 
-def renderings_of(
-    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None, *, with_apart: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the renderings that answers are found by, as in `TemplateRunner.many`; and which are of answers.
+def list_renderings(
+    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], int]:
+    """List the renderings that answers are found by, and return how many each answer has.
 
-    An answer has a message, and the numbers of A(i - 1), P(i), A(i), of A(i) with its probes, and of P(i) with its own
-    turn, which has `APART` for a probe; -1 for none.
+    A line has a number of messages, whether the generation prompt follows, and a probe or -1. Each answer has a line
+    for A(i - 1), P(i) and A(i), and for A(i) with each of its probes. The last line is F.
     """
-    answers = len(speaking)
     column = np.array(speaking, dtype=np.int64).reshape(-1, 1)
     kinds = [(0, 0, -1), (0, 1, -1), (1, 0, -1)]
-    kinds += [(1, 0, APART)] * with_apart + [(2, 0, -1)] * (0 if probes is None else 2)
-    requests = np.tile(np.array(kinds, dtype=np.int64), (answers, 1, 1))
+    if probes is not None:
+        kinds += [(2, 0, -1)] * 2
+    requests = np.tile(np.array(kinds, dtype=np.int64), (len(speaking), 1, 1))
     requests[:, :, 0] += column
-    places = np.arange(answers * len(kinds)).reshape(-1, len(kinds))
-    numbers = np.full((answers, 7), -1, dtype=np.int64)
-    numbers[:, :1] = column
-    numbers[:, 1:4] = places[:, :3]
-    if with_apart:
-        numbers[:, 6] = places[:, 3]
     if probes is not None:
         requests[:, -2:, 2] = np.where(probes >= 0, probes, probes[:, :1])
-        numbers[:, 4:6] = np.where(probes >= 0, places[:, -2:], -1)
     listed = requests.reshape(-1, 3)
-    is_whole = answers > 0 and speaking[-1] == count - 1
-    if is_whole and len(kinds) == 3:
-        return listed, numbers
-    if is_whole:
-        numbers[-1, 3] = len(listed)
-    return np.concatenate([listed, [(count, 0, -1)]]), numbers
+    if not (len(speaking) and speaking[-1] == count - 1 and probes is None):  # else A(i) of the last answer is F
+        listed = np.concatenate([listed, [(count, 0, -1)]])
+    return listed, len(kinds)

@@ -10,7 +10,6 @@ from chatmill.render.jinja.questions import moved, shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
 from chatmill.render.jinja.tries import Output, Part, SegmentFacts
-from chatmill.render.jinja.turn import ROOT
 
 
 class Cursor(NamedTuple):
@@ -109,19 +108,7 @@ class Segments:
                 at = stop
         return Window(Rendering("".join(texts), tuple(pieces)), parts)
 
-    def with_own_turn(self, prompt: Sequence[Output], ended: Sequence[Output], index: int) -> list[Output] | None:
-        """Return P(index) and, in place of its generation prompt, what A(index) writes in the turn of the message.
-
-        None if no loop over messages writes it, or if what comes right before it in A(index) is not what P(index) has.
-        """
-        begin = next((entry for entry, (_, base) in enumerate(ended) if base == index), len(ended))
-        if begin == len(ended) or any(base not in (index, ROOT) for _, base in ended[begin:]):
-            return None
-        last = max((entry for entry, (_, base) in enumerate(prompt) if base != ROOT), default=-1)
-        before = prompt[: last + 1]
-        return [*before, *ended[begin:]] if self._closing(before) == self._closing(ended[:begin]) else None
-
-    def _closing(self, outputs: Sequence[Output]) -> tuple[Expression | None, str]:
+    def closing(self, outputs: Sequence[Output]) -> tuple[Expression | None, str]:
         """Return the last text of the record in outputs, and what the template writes after it."""
         literals: list[str] = []
         for number, base in reversed(outputs):
@@ -130,26 +117,3 @@ class Segments:
                     return shifted(expression, base), "".join(reversed(literals))
                 literals.append(literal or "")
         return None, "".join(reversed(literals))
-
-
-def relative_key(
-    outputs: Sequence[Output], index: int, facts: Sequence[SegmentFacts]
-) -> tuple[tuple[int, int | None], ...]:
-    """Return outputs as they are to a message: by their distance, but for those of the root that name none."""
-    return tuple([(number, base - index if base != ROOT or facts[number].owners else None) for number, base in outputs])
-
-
-def common(first: Sequence[Output], other: Sequence[Output]) -> int:
-    """Return how many outputs two lists begin with alike."""
-    low, high = 0, min(len(first), len(other))
-    if first[:high] == other[:high]:
-        return high
-    if high > 2 and first[: high - 2] == other[: high - 2]:  # most part near the end
-        low = high - 2
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -7,7 +7,7 @@ asks another one has read something that was not noted (`UnnotedError`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask, root
@@ -60,16 +60,6 @@ class Leaf(NamedTuple):
     """Whether what it asked of texts is part of every record's key."""
 
 
-class Look(NamedTuple):
-    """The end of a way of something else than a turn: what was found."""
-
-    found: Any
-    is_keyed: bool = True
-
-
-AnyLeaf = TypeVar("AnyLeaf", Leaf, Look)
-
-
 class Node:
     """A question, and the ways after its replies."""
 
@@ -78,12 +68,12 @@ class Node:
     def __init__(self, question: Question) -> None:
         """Begin without replies."""
         self.question, self.ask = question, compiled(question)
-        self.children: dict[Any, Node | Leaf | Look] = {}
+        self.children: dict[Any, Node | Leaf] = {}
         self.number = -1
         """In compiled code."""
 
 
-class Table(dict[Any, "Node | Leaf | Look"]):
+class Table(dict[Any, "Node | Leaf"]):
     """The first nodes, by what is known of a turn before it asks."""
 
     __slots__ = ("is_root", "number")

@@ -8,13 +8,13 @@ from functools import cached_property
 from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.as_sampled import SampledAnswers
+from chatmill.render.jinja.paths import Path
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, TemplateRunner
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.segments import Cursor, Window
 from chatmill.render.jinja.stops import StopTokens
-from chatmill.render.jinja.tries import Output
 
 
 class Turns:
@@ -43,22 +43,23 @@ class Turns:
 
     def prompt(self, index: int) -> Rendering | Refusal:
         """P(index)."""
-        outputs = self._answers.prompt(index)
-        return outputs if isinstance(outputs, Refusal) else self._window(outputs).rendering
+        path = self._answers.prompt(index)
+        return path if isinstance(path, Refusal) else self._window(path).rendering
 
     def until(self, index: int) -> Rendering | Refusal:
         """A(index): the rendering of all messages up to this one, whatever its role."""
-        outputs = self._answers.until(index)
-        return outputs if isinstance(outputs, Refusal) else self._window(outputs).rendering
+        path = self._answers.until(index)
+        return path if isinstance(path, Refusal) else self._window(path).rendering
 
     def trained(self, index: int) -> Rendering:
         """Return what the places of the answer of a message count in: A(index), or P(index) and its own turn."""
         return self._window(self._answers.trained(index)).rendering
 
-    def _window(self, outputs: list[Output]) -> Window:
-        window = self._windows.get(id(outputs))  # answers hold them as long as this is there
+    def _window(self, path: Path) -> Window:
+        window = self._windows.get(id(path))  # answers hold them as long as this is there
         if window is None:
-            window = self._windows[id(outputs)] = self._renderer.segments.window(outputs, 0, self.view)
+            outputs = self._answers.paths.listed(path)
+            window = self._windows[id(path)] = self._renderer.segments.window(outputs, 0, self.view)
         return window
 
     def answers(self) -> list[Answer[int]]:
