@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pipeline import Compiled, Pipeline
+from chatmill.compiler.batch_documents import Compiled
+from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.ledger import IN_ADDED_ROWS

@@ -15,7 +15,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from chatmill.compiler.pipeline import BATCH_BYTES, NAMED, Compiled, Pipeline
+from chatmill.compiler.batch_documents import NAMED, Compiled
+from chatmill.compiler.pipeline import BATCH_BYTES, Pipeline
 from chatmill.compiler.recipe import OnError, Source
 from chatmill.core.checksums import FileRecord
 from chatmill.core.conversations import Conversations

@@ -14,12 +14,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from chatmill import __version__
+from chatmill.compiler.batch_documents import NAMED
 from chatmill.compiler.chunk_job import ChunkJob, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt
 from chatmill.compiler.gates import check_gates, reason_lines
 from chatmill.compiler.manifest import chunk_fingerprints, git_sha, split_files
-from chatmill.compiler.pipeline import NAMED, Pipeline
+from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import clean_up
