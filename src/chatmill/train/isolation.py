@@ -17,10 +17,11 @@ from __future__ import annotations
 import inspect
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,24 +135,27 @@ def check_isolation(
     return report if report.passed else replace(report, advice=_advice(report, model, batch, call_options))
 
 
-class PackedDocuments(Protocol):
+class PackedDocuments(ABC):
     """Packed rows as the check sees them: of texts, of trees, of texts with pictures."""
 
-    @property
-    def rows(self) -> Sequence[Sequence[Document]]:
-        """The documents of each row."""
+    rows: list[list[Document]]
+    """The documents of each row."""
 
+    @abstractmethod
     def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
         """Compute the logits (T, V) of each row, after changing one document of some rows."""
 
-    def probes(self, row: int, most: int) -> Sequence[Document]:
-        """Choose documents of a row to change, at most so many."""
+    @abstractmethod
+    def apart(self, document: Document, base: torch.Tensor) -> torch.Tensor:
+        """Measure how far the logits of a document in its row are from those of the document alone."""
 
-    def may_move(self, probe: Document) -> slice:
-        """Return the tokens besides its own that may see a document."""
+    def probes(self, row: int, most: int) -> list[Document]:
+        """Choose documents of a row to change, at most so many, spread over it."""
+        return [self.rows[row][place] for place in spread(len(self.rows[row]), most)]
 
-    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
-        """Yield how far the logits of each document are from those of the document alone."""
+    def seen_behind(self, probe: Document) -> int:
+        """Count the tokens behind a document that may see it."""
+        return 0
 
 
 def measure(packed: PackedDocuments, *, max_probes: int, seed: int) -> IsolationReport:
@@ -180,12 +184,12 @@ def measure(packed: PackedDocuments, *, max_probes: int, seed: int) -> Isolation
         logits = packed.logits(changed, random)
         for row, probe in changed.items():
             moved = (logits[row] - base[row]).abs().amax(-1)
-            moved[packed.may_move(probe)] = 0
+            moved[probe.end : probe.end + packed.seen_behind(probe)] = 0
             _note_movement(packed.rows[row], probe, moved)
 
     documents = [document for row in packed.rows for document in row]
-    for document, apart in zip(documents, packed.alone(base), strict=True):
-        document.alone = apart
+    for document in documents:
+        document.alone = float(packed.apart(document, base[document.row]).max())
     return IsolationReport(
         documents=tuple(documents),
         moved_tolerance=max(torch.finfo(dtype).eps * scale, 2 * noise),
@@ -199,7 +203,7 @@ def _alone_tolerance(logits: torch.Tensor) -> float:
     return ALONE_TOLERANCE[torch.bfloat16 if is_coarse and logits.dtype is torch.float32 else logits.dtype]
 
 
-class _PackedBatch:
+class _PackedBatch(PackedDocuments):
     """A batch of packed texts."""
 
     def __init__(self, logits_of: Logits, batch: Mapping[str, Any], rows: list[list[Document]]) -> None:
@@ -223,19 +227,9 @@ class _PackedBatch:
             self._fresh = fresh_ids(ids, self.rows, vocabulary=logits.shape[-1])
         return list(logits)
 
-    def probes(self, row: int, most: int) -> Sequence[Document]:
-        """Choose documents of a row, spread over it."""
-        return [self.rows[row][place] for place in spread(len(self.rows[row]), most)]
-
-    def may_move(self, probe: Document) -> slice:
-        """Return no tokens: each text is seen by itself alone."""
-        return slice(0, 0)
-
-    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
-        """Yield how far the logits of each document are from those of the document alone."""
-        for document in (document for row in self.rows for document in row):
-            logits = self._logits_of(alone(self._batch, document))[0]
-            yield float((logits - base[document.row][document.start : document.end]).abs().max())
+    def apart(self, document: Document, base: torch.Tensor) -> torch.Tensor:
+        """Measure how far the logits of a document in its row are from those of the document alone."""
+        return (self._logits_of(alone(self._batch, document))[0] - base[document.start : document.end]).abs()
 
 
 def _caller(model: Any, call_options: dict[str, Any]) -> Logits:

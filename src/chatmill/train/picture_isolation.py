@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from chatmill.errors import DataError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash
 from chatmill.load.pictures import PictureCollator
-from chatmill.train.isolation import IsolationReport, measure, spread, still
+from chatmill.train.isolation import IsolationReport, PackedDocuments, measure, still
 from chatmill.train.isolation_batches import Document
 
 Row = Mapping[str, Any]
@@ -39,7 +39,7 @@ def check_pictures(
         return measure(packed, max_probes=max_probes, seed=seed)
 
 
-class _PackedPictures:
+class _PackedPictures(PackedDocuments):
     """Packed rows with pictures, each collated by itself."""
 
     def __init__(self, model: Any, collator: PictureCollator, features: Sequence[Row]) -> None:
@@ -56,19 +56,10 @@ class _PackedPictures:
         ]
         return [_logits(self._model, self._collator, feature) for feature in features]
 
-    def probes(self, row: int, most: int) -> Sequence[Document]:
-        """Choose documents of a row, spread over it."""
-        return [self.rows[row][place] for place in spread(len(self.rows[row]), most)]
-
-    def may_move(self, probe: Document) -> slice:
-        """Return no tokens: each document is seen by itself alone."""
-        return slice(0, 0)
-
-    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
-        """Yield how far the logits of each document are from those of the document alone."""
-        for document in (document for row in self.rows for document in row):
-            logits = _logits(self._model, self._collator, _alone(self._features[document.row], document))
-            yield float((logits - base[document.row][document.start : document.end]).abs().max())
+    def apart(self, document: Document, base: torch.Tensor) -> torch.Tensor:
+        """Measure how far the logits of a document in its row are from those of the document alone."""
+        alone = _logits(self._model, self._collator, _alone(self._features[document.row], document))
+        return (alone - base[document.start : document.end]).abs()
 
 
 def _logits(model: Any, collator: PictureCollator, feature: Row) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, measure, spread, still
+from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, PackedDocuments, measure, spread, still
 from chatmill.train.isolation_batches import Document
 from chatmill.train.losses import token_losses
 
@@ -62,7 +62,7 @@ def check_trees(
     for row, places, older in _rows(trees, device):
         targets = labels[row, places].clone()
         targets[:older] = IGNORE_INDEX  # an earlier row of the tree has these labels
-        rows.append((packed.of_row(row, places), targets[None]))
+        rows.append((packed.row_alone(row, places), targets[None]))
     with still(model):
         with torch.no_grad():
             report = measure(packed, max_probes=max_probes, seed=seed)
@@ -74,7 +74,7 @@ def check_trees(
     return replace(report, trained=trained, trained_tolerance=ALONE_TOLERANCE[packed.dtype])
 
 
-class _PackedTrees:
+class _PackedTrees(PackedDocuments):
     """A batch of packed trees; its documents are stretches that the same tokens see."""
 
     def __init__(self, model: Any, batch: Mapping[str, Any], trees: Sequence[_Tree]) -> None:
@@ -85,54 +85,54 @@ class _PackedTrees:
         """That of the logits."""
         self._vocabulary = 0
         """Logits of a token."""
-        self.rows: list[list[Document]] = [[] for _ in batch["input_ids"]]
-        self._of_tree: list[list[Document]] = []
-        """The documents of each tree."""
+        self.rows = [[] for _ in batch["input_ids"]]
+        self._tree_of: dict[Document, _Tree] = {}
+        self._apart: dict[int, torch.Tensor] = {}
+        """How far the tokens of a row are from those of the rows of its trees alone."""
         for tree in trees:
             row = self.rows[tree.row]
             cuts = np.union1d(tree.branches, np.flatnonzero(np.diff(tree.ends)) + 1)
-            borders = pairwise([0, *cuts.tolist(), len(tree.ends)])
-            paths = [
-                Document(row=tree.row, number=number, start=tree.start + first, length=last - first)
-                for number, (first, last) in enumerate(borders, len(row))
-            ]
-            row += paths
-            self._of_tree.append(paths)
+            for first, last in pairwise([0, *cuts.tolist(), len(tree.ends)]):
+                row.append(Document(row=tree.row, number=len(row), start=tree.start + first, length=last - first))
+                self._tree_of[row[-1]] = tree
 
     def logits(self, changed: Mapping[int, Document], random: np.random.RandomState) -> Sequence[torch.Tensor]:
         """Compute the logits of each row, after changing one stretch of some rows."""
         ids = self._batch["input_ids"].clone()
         for probe in changed.values():
             steps = torch.from_numpy(random.randint(1, self._vocabulary, size=probe.length)).to(ids)
-            ids[probe.row, probe.start : probe.end] = (
-                probe.of(ids) + steps
-            ) % self._vocabulary  # another id everywhere
+            ids[probe.row, probe.start : probe.end] = (probe.of(ids) + steps) % self._vocabulary  # others everywhere
         logits = self._model(**{**self._batch, "input_ids": ids}).logits
         self.dtype, self._vocabulary = logits.dtype, logits.shape[-1]
         return list(logits)
 
-    def probes(self, row: int, most: int) -> Sequence[Document]:
-        """Choose stretches of each tree of a row, spread over it."""
-        of_trees = [paths for tree, paths in zip(self._trees, self._of_tree, strict=True) if tree.row == row]
-        return [paths[place] for paths in of_trees for place in spread(len(paths), most)]
+    def probes(self, row: int, most: int) -> list[Document]:
+        """Choose stretches of each tree of a row."""
+        chosen = []
+        for _, stretches in groupby(self.rows[row], key=lambda document: self._tree_of[document].start):
+            paths = list(stretches)
+            chosen += [paths[place] for place in spread(len(paths), most)]
+        return chosen
 
-    def may_move(self, probe: Document) -> slice:
-        """Return the tokens behind a stretch that see it."""
-        tree = next(one for one, paths in zip(self._trees, self._of_tree, strict=True) if probe in paths)
-        return slice(probe.end, tree.start + int(tree.ends[probe.start - tree.start]))
+    def seen_behind(self, probe: Document) -> int:
+        """Count the tokens behind a stretch that may see it."""
+        tree = self._tree_of[probe]
+        return tree.start + int(tree.ends[probe.start - tree.start]) - probe.end
 
-    def of_row(self, row: int, places: torch.Tensor) -> dict[str, Any]:
+    def row_alone(self, row: int, places: torch.Tensor) -> dict[str, Any]:
         """Make the batch of one row of a tree alone."""
         return {"input_ids": self._batch["input_ids"][row, places][None], "use_cache": False}
 
-    def alone(self, base: Sequence[torch.Tensor]) -> Iterator[float]:
-        """Yield how far the logits of each stretch are from those in the rows that hold it."""
-        apart = [torch.zeros(len(logits), dtype=logits.dtype, device=logits.device) for logits in base]
-        for row, places, _ in _rows(self._trees, base[0].device):
-            far = (self._model(**self.of_row(row, places)).logits[0] - base[row][places]).abs().amax(-1)
-            apart[row][places] = torch.maximum(apart[row][places], far)
-        for document in (document for row in self.rows for document in row):
-            yield float(apart[document.row][document.start : document.end].max())
+    def apart(self, document: Document, base: torch.Tensor) -> torch.Tensor:
+        """Measure how far the logits of a stretch are from those in the rows of its tree, each alone."""
+        if document.row not in self._apart:
+            far = torch.zeros(len(base), dtype=base.dtype, device=base.device)
+            for row, places, _ in _rows(self._trees, base.device):
+                if row == document.row:
+                    here = (self._model(**self.row_alone(row, places)).logits[0] - base[places]).abs().amax(-1)
+                    far[places] = torch.maximum(far[places], here)
+            self._apart[document.row] = far
+        return self._apart[document.row][document.start : document.end]
 
 
 def _trees(row: int, feature: Mapping[str, Any]) -> Iterator[_Tree]:
