@@ -216,7 +216,7 @@ def _said(
         if shown is not None:
             yield _Said(shown, shown)
             return
-        yield from _joined(reasoning, opener, content)
+        yield from _joined(reasoning, opener, _trimmed_content(record, message, index, ended))
     elif content.lstrip().startswith(opener.mark):
         behind = content.lstrip().removeprefix(opener.mark)
         blank = opener.text[len(opener.text.rstrip()) :]
@@ -225,9 +225,17 @@ def _said(
     elif opener.close in content:
         yield _Said(content, content)
     elif given.no_reasoning is NoReasoning.CLOSE:
-        yield from _joined("", opener, content)
-        for trimmed in (content.rstrip(), content.lstrip(), content.strip()):  # as a template may show it
-            yield from _joined("", opener, trimmed)
+        yield from _joined("", opener, _trimmed_content(record, message, index, ended))
+
+
+def _trimmed_content(record: PlainRecord, message: Message, index: int, ended: PlainText) -> str:
+    """Return the content as the template shows it: without the white space that makes no difference."""
+    content = message.content
+    for trimmed in (content.strip(), content.rstrip(), content.lstrip()):
+        shown = record.instead(index, content=trimmed, reasoning=message.reasoning)
+        if isinstance(shown, PlainText) and shown.text == ended.text:
+            return trimmed
+    return content
 
 
 def _joined(reasoning: str, opener: _Opener, content: str) -> Iterator[_Said]:
@@ -247,6 +255,8 @@ def _shown(record: PlainRecord, message: Message, index: int, ended: PlainText, 
         return None
     if end is None and opener.between in ended.text[begin:]:  # and no content
         end = ended.text.index(opener.between, begin) + len(opener.between)
+        if ended.text.startswith(message.content, end):  # or one of white space
+            end += len(message.content)
     return None if end is None else ended.text[begin:end]
 
 

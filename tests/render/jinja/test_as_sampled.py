@@ -370,3 +370,46 @@ def test_a_batch_gives_the_same_rows_as_records_one_by_one() -> None:
     alone = [render([record], of_text(CUTS)).tokens.ids.tolist() for record in records * 3]
     assert together.tokens.ids.tolist() == [token for ids in alone for token in ids]
     assert together.as_sampled.tolist() == [1, 2, 0, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "wanted"),
+    [
+        ("axolotl/qwen3", Message(Role.ASSISTANT, "a", reasoning=" "), "a<|im_end|>"),
+        (
+            "llamacpp/Apriel-1.6-15b-Thinker-fixed",
+            Message(Role.ASSISTANT, " ", reasoning="r"),
+            "r\n[BEGIN FINAL RESPONSE]\n \n<|end|>",
+        ),
+    ],
+)
+def test_reasoning_and_content_of_white_space_alone_are_proved(name: str, message: Message, wanted: str) -> None:
+    given = TemplateOptions(today=TODAY, no_reasoning=NoReasoning.CLOSE)
+    template = bind_bytes(name, text_of(f"{name}.jinja"), given)
+    conversation = talk(ASKED, message)
+    (row,) = rows(template, conversation)
+    assert row[1] == wanted
+    found = survey(template, [conversation])
+    assert (found.proved, found.failures) == (1, [])
+
+
+def test_the_white_space_before_an_appended_stop_is_the_templates_whatever_records_came_before() -> None:
+    template = bind_bytes("apriel", text_of("llamacpp/Apriel-1.6-15b-Thinker-fixed.jinja"))
+    for content in (" ", "a", "a\n", "a\n\n ", "", "a"):
+        if content:
+            (row,) = rows(template, talk(ASKED, Message(Role.ASSISTANT, content, reasoning="r")))
+            assert row[1] == f"r\n[BEGIN FINAL RESPONSE]\n{content}\n<|end|>"
+
+
+@pytest.mark.parametrize("content", [" a ", "\na", "a\n", " a"])
+@pytest.mark.parametrize("trims", [True, False])
+def test_closed_reasoning_is_proved_with_the_content_that_the_template_shows(content: str, trims: bool) -> None:
+    text = CUTS.replace("{{ c }}", "{{ c|trim }}") if trims else CUTS
+    given = TemplateOptions(no_reasoning=NoReasoning.CLOSE)
+    template = bind_bytes("cuts", text, given)
+    for message in (Message(Role.ASSISTANT, content), Message(Role.ASSISTANT, content, reasoning="r")):
+        conversation = talk(ASKED, message, ASKED, OWN)
+        found = survey(template, [conversation])
+        assert (found.proved, found.failures) == (1, [])
+        shown = content.strip() if trims else content
+        assert rows(template, conversation)[0][1] == f"{message.reasoning or ''}\n</think>\n\n{shown}<|im_end|>"

@@ -184,12 +184,13 @@ class SampledAnswers:
     def _opening(self, index: int, prompt: Rendering, ended: Rendering) -> _Opening | None:
         """Find what P(i) opens behind the beginning that it shares with A(i)."""
         last = _last_text(prompt, len(prompt.text))
-        own = [piece.start for piece in ended.pieces if piece.owner == index and piece.start < piece.stop]
-        before = _last_text(ended, min(own, default=len(ended.text)))
+        own = [piece for piece in ended.pieces if piece.owner == index and piece.start < piece.stop]
+        before = _last_text(ended, min((piece.start for piece in own), default=len(ended.text)))
         if (last and last.expression) != (before and before.expression):
             return None
         tail, start = prompt.text[last.stop if last else 0 :], before.stop if before else 0
-        lead = ended.text[start : min(own, default=len(ended.text))]
+        said = [piece.start for piece in own if not _is_blank_reasoning(piece, ended)]
+        lead = ended.text[start : min(said, default=len(ended.text))]
         mark = next((word for word in THINKING if tail.rstrip().endswith(word)), None)
         if mark is None:
             first = next((p.start - start for p in ended.pieces if p.owner == index and p.start >= start), len(lead))
@@ -273,6 +274,11 @@ def not_cut(prompt: Rendering, ended: Rendering) -> str:
 def _field_of(piece: Piece) -> str:
     """Return the name of the field that a text of a message is from."""
     return "" if piece.expression is None else str(root(piece.expression)[1])
+
+
+def _is_blank_reasoning(piece: Piece, rendering: Rendering) -> bool:
+    """Tell whether a piece is reasoning of white space alone."""
+    return _field_of(piece) == "reasoning" and not rendering.text[piece.start : piece.stop].strip()
 
 
 def _last_text(rendering: Rendering, limit: int) -> Piece | None:

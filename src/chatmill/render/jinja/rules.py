@@ -227,10 +227,18 @@ class Rules:
                 continue
             stop = self._stop_behind(rendering, index, behind)
             if stop is not None:
-                blank = _blank_at_end(rendering.text[behind : stop.start()])
-                written = _blank_at_end(ended.text)
+                # Only text of the template counts: white space of the record differs from one to the next.
+                blank = _blank_at_end(rendering.text[_end_of(rendering, index, behind, stop.start()) : stop.start()])
+                size = len(ended.text)
+                written = _blank_at_end(ended.text[_end_of(ended, index, size, size) :])
                 return blank[len(written) :] if blank.startswith(written) else "", stop.group()
         return None
+
+
+def _end_of(rendering: Rendering, index: int, otherwise: int, limit: int) -> int:
+    """Return where the last text of a message ends, empty or not, before a character."""
+    ends = (piece.stop for piece in rendering.pieces if piece.owner == index and piece.stop <= limit)
+    return max(ends, default=otherwise)
 
 
 def _blank_at_end(text: str) -> str:
