@@ -72,16 +72,20 @@ test-megatron: setup
 # Exports, read by the trainers' own classes, and trained on where a CPU can. They are for other versions of Python and of each
 # other's packages: each is in a folder of its own, with the few packages that its reader imports. One whose pins have changed is
 # installed again.
+# Packages that adapters of rollouts are for are installed in the same way.
 TRAINERS := axolotl llamafactory megatron-bridge olmo-core skyrl levanter torchtitan
+OWN_PACKAGES := renderers tinker verl
+PINS := $(TRAINERS:%=tests/export/own_readers/%.txt) $(OWN_PACKAGES:%=tests/rollouts/own_packages/%.txt)
 test-trainers: setup
-	for name in $(TRAINERS); do \
-		cmp -s tests/export/own_readers/$$name.txt .trainers/$$name.txt && continue; \
+	for pins in $(PINS); do \
+		name=$$(basename $$pins .txt); \
+		cmp -s $$pins .trainers/$$name.txt && continue; \
 		rm -rf .trainers/$$name; \
 		$(BIN)/pip install -q --no-deps --ignore-requires-python --only-binary :all: \
-			--target .trainers/$$name -r tests/export/own_readers/$$name.txt || exit 1; \
-		cp tests/export/own_readers/$$name.txt .trainers/$$name.txt; \
+			--target .trainers/$$name -r $$pins || exit 1; \
+		cp $$pins .trainers/$$name.txt; \
 	done
-	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py
+	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py tests/rollouts
 
 # Files that agents' own packages write, and other readers of such files, anew: they want a newer Python than we do. harbor is
 # installed without what it depends on, of which its converters need two small packages.

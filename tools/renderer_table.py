@@ -46,8 +46,8 @@ def bound_file(path: Path, options: Mapping[str, Any] | None = None) -> ModelTem
     return bind(str(path), byte_vocabulary(text, "<|bos|>", "<|eos|>"), given)
 
 
-def answer_conversations(folder: Path, per_source: int) -> Iterator[Conversation]:
-    """Yield the beginnings of conversations up to an answer: their last answers, and those that call tools."""
+def answer_places(folder: Path, per_source: int) -> Iterator[tuple[Conversation, int]]:
+    """Yield conversations with the index of an answer: their last answers, and those that call tools."""
     for path in sorted(folder.glob("*.jsonl.gz")):
         count = 0
         for conversation in ConversationFile(path):
@@ -55,10 +55,16 @@ def answer_conversations(folder: Path, per_source: int) -> Iterator[Conversation
             calling = [k for k in answers if conversation.messages[k].tool_calls]
             chosen = sorted({*answers[-1:], *calling[:1], *calling[-1:]})
             for index in chosen:
-                yield conversation._replace(messages=conversation.messages[: index + 1])
+                yield conversation, index
             count += bool(chosen)
             if count == per_source:
                 break
+
+
+def answer_conversations(folder: Path, per_source: int) -> Iterator[Conversation]:
+    """Yield the beginnings of conversations up to an answer."""
+    for conversation, index in answer_places(folder, per_source):
+        yield conversation._replace(messages=conversation.messages[: index + 1])
 
 
 def answer_ids(bound: ModelTemplate, conversation: Conversation, prompt: int) -> list[int]:

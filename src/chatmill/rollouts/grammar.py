@@ -104,6 +104,11 @@ class Grammar:
         return any(edge.target.kind is SlotKind.REASONING for edge in self.edges.get(START, ()))
 
     @property
+    def has_ids(self) -> bool:
+        """Whether calls are written with their ids."""
+        return any(edge.target.kind is SlotKind.ID for edges in self.edges.values() for edge in edges)
+
+    @property
     def call_marks(self) -> list[str]:
         """Texts that begin a call."""
         marks: set[str] = set()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from chatmill.core.conversation import Conversation, Message
+from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, member, short_errors
 from chatmill.render.model_template import ModelTemplate
 from chatmill.rollouts.grammar import Grammar, derive_grammar
@@ -17,6 +19,7 @@ from chatmill.rollouts.proof import Prover, candidates, tool_names, tool_types
 from chatmill.rollouts.reader import Reader, Reading
 from chatmill.rollouts.report import report
 from chatmill.rollouts.sampled_text import SampledText
+from chatmill.rollouts.stability import unstable_probes
 from chatmill.rollouts.template import RolloutTemplate
 from chatmill.rollouts.types import (
     Answer,
@@ -103,6 +106,11 @@ class Renderer:
         """Ids of all tokens that can end an answer."""
         return list(self._template.stops)
 
+    @cached_property
+    def is_prefix_stable(self) -> bool:
+        """Whether later messages change nothing that the template writes before them."""
+        return not unstable_probes(self._template)
+
     def report(self) -> str:
         """Describe the stops, the form of calls, and what is not derived, in plain words."""
         return report(self._template, self.grammar)
@@ -129,6 +137,23 @@ class Renderer:
             conversation=conversation,
             text=text or "",
         )
+
+    @short_errors
+    def document(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, last_answer: bool = False
+    ) -> Tokens:
+        """Render a whole conversation, without a generation prompt.
+
+        Args:
+            messages: The messages.
+            tools: Tool definitions.
+            last_answer: Write the last answer after its own prompt, and nothing after it.
+
+        Raises:
+            RecordError: The template refuses the messages.
+        """
+        conversation = parse_conversation(messages, tools)
+        return self._template.last_answer(conversation) if last_answer else self._template.document(conversation)
 
     # ---- answers
 

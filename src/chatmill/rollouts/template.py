@@ -9,6 +9,8 @@ import datetime
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jinja2
@@ -18,7 +20,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ChatmillError
-from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
+from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Unproved
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import bind, own_template
 from chatmill.render.render import render
@@ -96,6 +98,25 @@ class RolloutTemplate:
     def prompt_tokens(self, conversation: Conversation) -> Tokens:
         """Render a conversation and the generation prompt after it."""
         return render([conversation], self.bound, add_generation_prompt=True).tokens
+
+    @cached_property
+    def _of_documents(self) -> ModelTemplate:
+        """The same template, which writes whole conversations with all of their answers."""
+        given = replace(self.bound.given, expand=Expand.NONE, unproved=Unproved.UNTRAINED, whole_document=True)
+        return bind(self.bound.source, self.tokenizer, given)
+
+    def document(self, conversation: Conversation) -> Tokens:
+        """Render a whole conversation; answers without a proof have the flag of repeated ones."""
+        return render([conversation], self._of_documents).tokens
+
+    def last_answer(self, conversation: Conversation) -> Tokens:
+        """Render the document that trains the last answer.
+
+        Raises:
+            RecordError: The template cannot write it, or its extent cannot be proved.
+        """
+        tokens = render([conversation], self.bound).tokens
+        return tokens.conversation(len(tokens) - 1)
 
     def plain(self, conversation: Conversation, *, prompt: bool) -> str | None:
         """Return the text that plain Jinja writes, or None if the template refuses."""
