@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from chatmill.read.agents.agent_file import AgentFile, AgentLine
 from chatmill.read.agents.branches import AgentOptions, AgentRun, Lacking, UnknownPrompt
 from chatmill.read.agents.claude_code import read_claude_code
+from chatmill.read.agents.codex import read_codex
 from chatmill.read.agents.dialects import item_turns, read_request
 from chatmill.read.conversations import ConversationFile
 from tests.read.agent_runs import DATA, codes, lacks, records_of, trained_texts, write_lines
@@ -328,3 +329,57 @@ def test_an_aborted_answer_of_codex_has_no_end(tmp_path: Path) -> None:
     lines = [META, CONTEXT, asked("a"), answered("1"), event({"type": "turn_aborted"}), asked("b"), answered("2")]
     (one,) = ConversationFile(write_lines(tmp_path / "r.jsonl", lines))
     assert [m.finish_reason for m in one.messages if m.role == "assistant"] == ["length", None]
+
+
+STEPS = st.lists(
+    st.sampled_from(["ask", "ask", "answer", "answer", "call", "compact", "back 1", "back 2"]), max_size=16
+)
+
+
+@given(STEPS)
+def test_a_rollout_trains_each_answer_once_after_its_own_history(steps: list[str]) -> None:
+    """The history is kept the obvious way: a list of texts, which compactions replace and rollbacks cut."""
+    lines: list[dict[str, Any]] = [META, CONTEXT]
+    history: list[tuple[str, str]] = []
+    expected: list[tuple[list[str], str]] = []
+    for number, step in enumerate(steps):
+        name = f"{step} {number}"
+        if step == "ask":
+            lines.append(asked(name))
+            history.append(("user", name))
+        elif step in ("answer", "call"):
+            payload = answered(name)["payload"]
+            if step == "call":
+                payload = {"type": "function_call", "name": "sh", "arguments": json.dumps(name), "call_id": name}
+            # The line that ends a response; without one, neighbouring items are one answer.
+            lines += [item(payload), event({"type": "token_count"})]
+            expected.append(([text for _, text in history], name))
+            history.append(("assistant", name))
+        elif step == "compact":
+            replacement = [asked(name)["payload"]]
+            lines.append({"type": "compacted", "payload": {"message": "", "replacement_history": replacement}})
+            history = [("user", name)]
+        else:
+            count = int(step[-1])
+            starts = [index for index, (role, _) in enumerate(history) if role == "user"]
+            if count > len(starts):
+                continue
+            lines.append(event({"type": "thread_rolled_back", "num_turns": count}))
+            history = history[: starts[-count]]
+    (run,) = read_codex(Lines(lines))
+    found = []
+    seen: set[Any] = set()
+    for branch in run.branches:
+        texts = [said_in(turn.message) for turn in branch.turns]
+        assert texts[:1] in ([], ["You are."])
+        for position, turn in enumerate(branch.turns):
+            if turn.key is not None and turn.key not in seen:
+                seen.add(turn.key)
+                assert not turn.unknown
+                found.append((texts[1:position], texts[position]))
+    assert sorted(found) == sorted(expected)
+
+
+def said_in(message: dict[str, Any]) -> str:
+    calls = message.get("tool_calls")
+    return json.loads(calls[0]["function"]["arguments"]) if calls else message["content"]

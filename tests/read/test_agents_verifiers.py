@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatmill import build
+from chatmill.read.agents.branches import AgentOptions, AgentRun, run_records
+from chatmill.read.agents.verifiers import _line_runs
 from chatmill.read.conversations import ConversationFile
-from tests.read.agent_runs import DATA, codes, lacks, records_of, write_lines
+from tests.read.agent_runs import DATA, codes, lacks, records_of, trained_texts, write_lines
 
 VERSIONS = ("0.2.0", "0.2.1", "0.3.0", "0.4.0")
 
@@ -127,3 +131,85 @@ def test_saved_outputs_of_older_releases_have_calls_as_texts(tmp_path: Path) -> 
     assert one.messages[1].tool_calls[0].arguments == '{"a":1}'
     assert one.tools[0]["function"]["name"] == "add"
     assert [message.weight for message in one.messages] == [None] * 4
+
+
+NODES = st.lists(
+    st.tuples(st.integers(-1, 30), st.sampled_from(["user", "assistant", "made up", "tool"]), st.integers(0, 3)),
+    min_size=1,
+    max_size=14,
+)
+
+
+def graph(drawn: list[tuple[int, str, int]]) -> list[dict[str, Any]]:
+    """Nodes of a training run: every sampled one has ids, of which the last are sampled."""
+    nodes: list[dict[str, Any]] = []
+    for number, (parent, kind, context) in enumerate(drawn):
+        is_sampled = kind == "assistant"
+        role = "assistant" if kind == "made up" else kind
+        ids = [number * 10 + step for step in range(context + 2 * is_sampled)]
+        mask = [False] * context + [True, True] * is_sampled
+        node: dict[str, Any] = {"message": {"role": role, "content": f"said {number}"}, "sampled": is_sampled}
+        node |= {"token_ids": ids, "mask": mask, "logprobs": [-0.5] * sum(mask)}
+        if parent >= 0 and number:
+            node["parent"] = parent % number
+        nodes.append(node)
+    return nodes
+
+
+def ancestors(nodes: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """The nodes from the root down to the one before a node, the obvious way."""
+    found: list[dict[str, Any]] = []
+    while "parent" in nodes[index]:
+        index = nodes[index]["parent"]
+        found.insert(0, nodes[index])
+    return found
+
+
+@given(NODES)
+def test_nothing_is_trained_twice_and_nothing_before_its_prompt(drawn: list[tuple[int, str, int]]) -> None:
+    nodes = graph(drawn)
+    (run,) = _runs({"id": "t", "nodes": nodes})
+    expected = []
+    for index, node in enumerate(nodes):
+        if node["sampled"]:
+            before = ancestors(nodes, index)
+            context = [one for one, sampled in zip(node["token_ids"], node["mask"], strict=True) if not sampled]
+            prompt = [token for one in before for token in one["token_ids"]] + context
+            answer = node["token_ids"][len(context) :]
+            expected.append(([one["message"]["content"] for one in before], node["message"]["content"], prompt, answer))
+    found = []
+    for record in run_records(run, "verifiers", AgentOptions()):
+        for position, message in enumerate(record.get("messages", ())):
+            if "token_ids" in message:
+                assert message.get("train") is not False
+                texts = [one["content"] for one in record["messages"][:position]]
+                found.append((texts, message["content"], message["prompt_token_ids"], message["token_ids"]))
+            elif message["role"] == "assistant":
+                assert message["train"] is False
+    assert sorted(found) == sorted(expected)
+
+
+def _runs(trace: dict[str, Any]) -> list[AgentRun]:
+    return list(_line_runs(trace, "traces:1"))
+
+
+def test_attempts_at_compaction_count_if_they_were_used_and_other_agents_never(tmp_path: Path) -> None:
+    def said(role: str, text: str, **more: Any) -> dict[str, Any]:
+        return {"message": {"role": role, "content": text}, "sampled": role == "assistant", **more}
+
+    attempt = {"semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
+    nodes = [
+        said("user", "q"),
+        said("assistant", "1", parent=0),
+        said("user", "sum up", parent=1),
+        said("assistant", "used", parent=2, **attempt),
+        said("assistant", "not used", parent=2, **attempt),
+        said("user", "summary", semantic_parents=[{"node": 3, "type": "compaction"}]),
+        said("assistant", "2", parent=5),
+    ]
+    trace = {"id": "t", "nodes": nodes}
+    judge = {"id": "j", "nodes": nodes, "agent": {"name": "judge", "trainable": False}}
+    path = write_lines(tmp_path / "traces.jsonl", [trace, judge])
+    assert trained_texts(path) == [["1", "used"], ["2"]]
+    assert lacks(path)["attempts at compaction that are for training"] == (1, 1)
+    assert codes(path) == ["no_sampled_answer"]

@@ -113,7 +113,8 @@ class CallJoiner:
         """All records, in order."""
         self.unused: set[int] = set()
         """Identities of turns that the client asked for again."""
-        self._turns_of_response: dict[str, list[AgentTurn]] = {}
+        self._ends: dict[str, tuple[AgentBranch, int]] = {}
+        """Where the history of each response ends, by its id."""
 
     def add_record(self, record: Any, place: str) -> None:
         """Add one record of the log; what is wrong with it is kept as an error."""
@@ -159,10 +160,11 @@ class CallJoiner:
         _refuse_redacted(request, response)
         turns, tools, unknown = read_request(request, self.run.lacks)
         if previous := request.get("previous_response_id"):
-            if str(previous) not in self._turns_of_response:
+            if str(previous) not in self._ends:
                 unknown = unknown or "the server holds the history (previous_response_id)"
             else:
-                turns = _continue(self._turns_of_response[str(previous)], turns)
+                branch, end = self._ends[str(previous)]
+                turns = _continue(branch.turns[:end], turns)
         call.sampled_tokens = _counted_tokens(response)
         if is_rollout(response):
             self._add_rollout(turns, tools, response, meta, place, call)
@@ -237,7 +239,7 @@ class CallJoiner:
         self._open.setdefault(answer_hash, []).append(chain)
         chain.branch.tools = tools
         if response_id:
-            self._turns_of_response[response_id] = list(chain.branch.turns)
+            self._ends[response_id] = (chain.branch, len(chain.branch.turns))
 
     def _continued(self, turns: list[AgentTurn], hashes: list[str], prompt_ids: list[int] | None) -> _Chain | None:
         """Return the longest history that a request continues and nothing else has continued, if there is one."""
@@ -260,9 +262,11 @@ class CallJoiner:
 
     def _drop_earlier_tries(self, turns: list[AgentTurn], tools: list[Any], call: LoggedCall, retry: int) -> None:
         """Train no answer of a call that the client made again: it has not taken that answer."""
+        if not retry:
+            return
         request_hash = _hashes(turns, tools, call.run)[-1]
         own = {id(turn) for turn in call.answers}
-        for _, turn in self._requests.get(request_hash, ()) if retry else ():
+        for _, turn in self._requests.get(request_hash, ()):
             if id(turn) not in own and turn.key is not None:
                 turn.key = None
                 self.unused.add(id(turn))
@@ -281,8 +285,7 @@ def _continues_ids(last: Mapping[str, Any], prompt_ids: list[int] | None) -> boo
 def _is_cut(record: Mapping[str, Any]) -> bool:
     """Return whether a call has an answer that did not come to its end."""
     status = record.get("status")
-    has_answer = record.get("response") is not None or bool(record.get("events"))
-    return record.get("complete") is False and isinstance(status, int) and status < 400 and has_answer
+    return record.get("complete") is False and isinstance(status, int) and status < 400
 
 
 def _count(value: object) -> int:
