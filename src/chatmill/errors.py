@@ -12,8 +12,23 @@ Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
+ADDRESSES: dict[str, str] = {}
+"""The URLs of datasets by the folders of the cache that stand for them here; people read the URLs."""
+
+
+def as_named(text: str) -> str:
+    """Put the URLs of datasets in place of their folders in the cache."""
+    for folder, url in ADDRESSES.items():
+        text = text.replace(folder, url)
+    return text
+
+
 class ChatmillError(Exception):
     """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
+
+    def __str__(self) -> str:
+        """Return the message, with URLs as they were given."""
+        return as_named(super().__str__())
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle an error as its arguments and attributes; `__init__` may take others."""

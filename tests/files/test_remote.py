@@ -20,10 +20,12 @@ from chatmill.errors import ConfigError
 from chatmill.files import cache, remote, stores
 from chatmill.files.stores import RemoteError
 from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.row_source import RowSource
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
 from tests.compiler.builds import CHATML, chats, write_jsonl
+from tests.conftest import DATA
 from tests.files.stores_for_tests import KEY, SECRET, put_folder, s3_server
 
 CONFIG = {"batch_size": 3, "block_size": 64, "pad_token_id": 0, "use_loss_mask": True}
@@ -58,26 +60,47 @@ def files_in(cache_folder: Path) -> set[str]:
     return {path.name for path in (cache_folder / cache.FILES).rglob("*") if path.is_file()}
 
 
+MODEL = DATA / "tokenizers" / "qwen3"
+
+
 def assert_commands_print_the_same(built: Path, address: str, tmp_path: Path) -> None:
-    commands = (["verify", "--json"], ["stats", "--json"], ["stats"], ["export", "--to", "parquet", "--json"])
-    commands += (["inspect", "-n", "2"],)
+    """Every command that takes a dataset, of a folder and of a URL."""
+    commands = (
+        ["verify", "--json"],
+        ["stats", "--json"],
+        ["stats"],
+        ["inspect", "-n", "2"],
+        ["inspect", "--json", "--row", "1"],
+        ["view", "--save", "OUT.html"],
+        ["export", "--to", "parquet", "--json", "--out", "OUT"],
+        ["teacher", "request", "--out", "OUT"],
+    )
     for arguments in commands:
         command, *options = arguments
+        before = [options.pop(0)] if command == "teacher" else []
         said = []
-        for number, place in enumerate((str(built), address)):
-            out = ["--out", str(tmp_path / f"out{number}")] if command == "export" else []
-            done = here(command, place, *options, *out)
+        for name, place in (("out0", str(built)), ("out1", address)):
+            out = str(tmp_path / f"{name}-{command}")
+            done = here(command, *before, place, *(option.replace("OUT", out) for option in options))
             assert done.returncode == 0, done.stderr
-            said.append(done.stdout.replace(f"out{number}", "out").replace(place, "ADDRESS"))
+            said.append(done.stdout.replace(f"{name}-", "out-").replace(place, "ADDRESS"))
         if command == "verify":
             said = [json.dumps({**json.loads(text), "seconds": 0}) for text in said]
-        assert said[0] == said[1]
+        if command == "view":
+            pages = ((tmp_path / f"out{n}-view.html", place) for n, place in enumerate((str(built), address)))
+            said = [page.read_text().replace(place, "ADDRESS") for page, place in pages]
+        assert said[0] == said[1], command
     same = here("diff", str(built), address)
     assert same.returncode == 0, same.stderr
     assert f"B {address}" in same.stdout
+    places = (str(tmp_path / "out0-export"), f"{address}-export")
+    audits = [here("audit", place, "-m", str(MODEL), "--json") for place in places]
+    said = [json.dumps({**json.loads(audit.stdout), "name": ""}) for audit in audits]
+    assert said[0] == said[1]
 
 
 def test_commands_print_the_same_of_a_url_and_of_a_folder(built: Path, url: str, tmp_path: Path) -> None:
+    assert here("export", url, "--to", "parquet", "--out", f"{url}-export").returncode == 0
     assert_commands_print_the_same(built, url, tmp_path)
 
 
@@ -85,6 +108,9 @@ def test_commands_print_the_same_of_a_url_and_of_a_folder(built: Path, url: str,
 def test_commands_print_the_same_of_a_server_of_s3_and_write_no_key(built: Path, tmp_path: Path) -> None:
     with s3_server() as bucket:
         put_folder(built, f"{bucket}/built")
+        done = here("export", str(built), "--to", "parquet", "--out", f"{bucket}/built-export")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(f"{bucket}/built-export\n")
         assert_commands_print_the_same(built, f"{bucket}/built", tmp_path)
         for secret in (KEY, SECRET):
             assert secret not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
@@ -94,6 +120,49 @@ def test_what_an_export_says_of_its_source_is_the_same(built: Path, url: str, tm
     for name, address in (("a", str(built)), ("b", url)):
         assert here("export", address, "--to", "hf", "--out", str(tmp_path / name)).returncode == 0
     assert (tmp_path / "a/export.json").read_bytes() == (tmp_path / "b/export.json").read_bytes()
+
+
+def test_an_export_is_written_to_a_url_and_read_from_there(built: Path, url: str, tmp_path: Path) -> None:
+    assert here("export", str(built), "--to", "torchtitan", "--out", str(tmp_path / "rows")).returncode == 0
+    done = here("export", url, "--to", "torchtitan", "--out", f"{url}-rows")
+    assert done.returncode == 0, done.stderr
+    assert f"{url}-rows" in done.stdout
+    assert here("verify", f"{url}-rows").returncode == 0
+    local, far = RowSource(tmp_path / "rows" / "train"), RowSource(f"{url}-rows/train")
+    assert len(far) == len(local) > 0
+    assert all(torch.equal(far[0][0][name], local[0][0][name]) for name in ("input", "positions"))
+    again = here("export", url, "--to", "torchtitan", "--out", f"{url}-rows")
+    assert again.returncode == 2
+    assert f"{url}-rows: is there already" in again.stderr
+    with pytest.raises(RemoteError, match=r"other: cannot open the dataset"):
+        RowSource(f"{url}-rows/other")
+
+
+def test_a_dataset_is_saved_from_one_place_to_the_other(built: Path, url: str, tmp_path: Path) -> None:
+    assert Dataset(built).save(f"{url}-saved") == f"{url}-saved"
+    Dataset(f"{url}-saved").save(tmp_path / "back")
+    names = [path.relative_to(built) for path in built.rglob("*") if path.is_file()]
+    assert all((tmp_path / "back" / name).read_bytes() == (built / name).read_bytes() for name in names)
+    assert Dataset(built).save(f"{url}-saved") == f"{url}-saved", "the same one is left alone"
+    fsspec.filesystem("memory").pipe_file(f"{url.removeprefix('memory:/')}-other/x", b"")
+    with pytest.raises(ConfigError, match="is there already"):
+        Dataset(built).save(f"{url}-other")
+
+
+def test_what_is_written_to_files_alone_takes_no_url(built: Path, url: str, tmp_path: Path) -> None:
+    commands = (
+        ["view", str(built), "--save", "s3://team/page.html"],
+        ["synth-kd", "none", "--out", "s3://team/kd"],
+        ["teacher", "request", str(built), "--out", "s3://team/requests"],
+        ["train", "none.yaml", "--out", "s3://team/run"],
+    )
+    for command in commands:
+        done = here(*command)
+        assert done.returncode == 2
+        assert "this is written to files of this machine alone" in done.stderr
+    done = here("teacher", "add", url, str(tmp_path))
+    assert done.returncode == 2
+    assert f"{url}: answers are added to a dataset in a folder" in done.stderr
 
 
 def test_python_reads_a_url(built: Path, url: str) -> None:

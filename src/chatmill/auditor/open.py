@@ -19,6 +19,7 @@ from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.packed_rows import chosen_split, is_list, packed_files, packed_parts, read_table
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
+from chatmill.store.episode_layout import dataset_folder, dataset_url
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
 
 SIDECARS = ("_lossmask", "_loss_mask", "_mask")
@@ -37,7 +38,8 @@ def open_tokenized(
     if isinstance(source, Mapping) and all(hasattr(dataset, "column_names") for dataset in source.values()):
         source = source[chosen_split(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
-        return _of_path(Path(source), split, wanted)
+        is_far = dataset_url(source) is not None
+        return _of_path(dataset_folder(source, whole=True) if is_far else Path(source), split, wanted)
     if hasattr(source, "with_format") and hasattr(source, "column_names"):
         source = source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:]
     if isinstance(source, pa.Table):

@@ -49,6 +49,7 @@ def command(
     if out is not None:
         check_place(out)
     chosen, keys = options.template_settings(settings)
+    options.name_url(tokenized)
     report = audit(
         tokenized,
         model,

@@ -25,7 +25,7 @@ from chatmill.export.registry import TARGETS
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
     to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=lambda: list(TARGETS))],
-    out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
+    out: Annotated[Path | None, option("--out -o", "DIR", "New folder, or a URL; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of N tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
@@ -47,6 +47,8 @@ def command(
     """Export a dataset."""
     from chatmill.export.export import export_dataset
 
+    if out is not None:
+        options.name_url(out)
     result = export_dataset(
         options.dataset_folder(directory),
         to,

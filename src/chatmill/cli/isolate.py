@@ -119,7 +119,7 @@ def _stored_rows(packed: Path, split: str | None, count: int, most: int) -> tupl
     from chatmill.look.packed_rows import packed_files
     from chatmill.look.packed_split import PackedSplit
 
-    stored = PackedSplit(packed_files(packed, split), packed.name)
+    stored = PackedSplit(packed_files(options.dataset_folder(packed), split), packed.name)
     kind = next(name for name in COLUMNS if not name or name in stored.features)
     if missing := [name for name in COLUMNS[kind] if name not in stored.features]:
         raise DataError(f"{packed}: rows with {kind} need {', '.join(missing)}: export to hf")

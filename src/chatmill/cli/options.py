@@ -12,12 +12,32 @@ from typing import Any, NoReturn
 
 import typer
 
+from chatmill.errors import ConfigError
+
 VALUES = {int: "an integer >= 0", bool: "true or false", str: "a text", list: "a JSON list"}
 
 
 def option(names: str, metavar: str, help: str, **more: Any) -> Any:
-    """Declare an option with a value: `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`."""
+    """Declare an option with a value: `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`.
+
+    What says where to write takes no URL, unless its help says that it does.
+    """
+    if names.startswith(("--out", "--save")) and "URL" not in help:
+        more["callback"] = refuse_url
     return typer.Option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def refuse_url(value: Any) -> Any:
+    """Refuse a URL where only files of this machine are written."""
+    if value is not None:
+        from chatmill.files.remote import address
+
+        if (url := address(value)) is not None:
+            raise ConfigError(
+                f"{url}: this is written to files of this machine alone; a dataset (chatmill build) and an export are "
+                "what is written to a URL"
+            )
+    return value
 
 
 def flag(names: str, help: str, **more: Any) -> Any:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.recipe import Recipe, recorded_recipe
-from chatmill.core.publish import storing, whole_folder
+from chatmill.core.publish import storing
 from chatmill.core.scratch import Scratch
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
-from chatmill.errors import ConfigError, UnknownNameError, need
+from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.splits import LookSplit
-from chatmill.store.episode_layout import dataset_folder
+from chatmill.store.episode_layout import MANIFEST, dataset_folder, dataset_url, fetch_folder, new_folder
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 
@@ -223,19 +223,17 @@ class Dataset:
         """Write it in the format of a trainer, as `chatmill export --to` does; `to` is the name of a format."""
         from chatmill.export.export import export_dataset
 
-        return export_dataset(self.directory, to, Path(out), **options)
+        return export_dataset(self.directory, to, dataset_url(out) or Path(out), **options)
 
-    def save(self, out: str | os.PathLike[str], *, records: str | os.PathLike[str] | None = None) -> Path:
-        """Keep the dataset in a new folder: the same files as `chatmill build` gives. The same one there is left alone.
+    def save(self, out: str | os.PathLike[str], *, records: str | os.PathLike[str] | None = None) -> Path | str:
+        """Keep the dataset in a new folder, or at a URL: the files of `chatmill build`. The same one is left alone.
 
         `records`: a folder to keep the records in that were given as objects, under the name that the manifest has;
         `chatmill verify --deep`, run in that folder, then derives every token again.
         """
-        target = Path(out)
-        there = read_manifest(target) if target.is_dir() else None
+        target = dataset_url(out) or Path(out)
+        there = self._manifest_at(target)
         if there is None:
-            if target.exists() and (not target.is_dir() or any(target.iterdir())):
-                raise ConfigError(f"{target} is there already and holds something else: choose a new folder")
             self._copy(target)
         elif there["fingerprint"] != self.manifest["fingerprint"]:
             raise ConfigError(f"{target} holds another dataset: choose a new folder")
@@ -243,8 +241,23 @@ class Dataset:
             self._keep_records(Path(records))
         return target
 
-    def _copy(self, target: Path) -> None:
-        with storing(target), whole_folder(target, replace=target.is_dir()) as temporary:
+    @staticmethod
+    def _manifest_at(target: Path | str) -> dict[str, Any] | None:
+        """Return the manifest of a dataset; None where nothing is, or nothing but an empty folder."""
+        if isinstance(target, str):
+            try:
+                return read_manifest(dataset_folder(target))
+            except ChatmillError:
+                return None  # what else is there is found when it is written to
+        there = read_manifest(target) if target.is_dir() else None
+        if there is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target} is there already and holds something else: choose a new folder")
+        return there
+
+    def _copy(self, target: Path | str) -> None:
+        fetch_folder(self.directory)
+        replaces = isinstance(target, Path) and target.is_dir()
+        with storing(target), new_folder(target, MANIFEST, replace=replaces) as temporary:
             shutil.copytree(self.directory, temporary, dirs_exist_ok=True)
 
     def _keep_records(self, folder: Path) -> None:

@@ -19,6 +19,7 @@ from chatmill.core.publish import lock, storing, sweep_orphans, whole_folder
 from chatmill.errors import ConfigError, DataError, member, short_errors
 from chatmill.read.files import read_records
 from chatmill.store.documents import open_dataset
+from chatmill.store.episode_layout import dataset_url
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Documents, StoredDataset
 from chatmill.store.teacher import FOLDER, PartWriter, TeacherAnswer, ids_hash, targets_of, wrong_numbers
@@ -118,6 +119,11 @@ def teacher_add(
     fit is an error, and nothing is added. Documents that have distributions already, and requests that failed, are left
     out. Returns counts of these.
     """
+    if (url := dataset_url(dataset)) is not None:
+        raise ConfigError(
+            f"{url}: answers are added to a dataset in a folder, whose files nobody else has: build it there, add "
+            "them, and train from the folder"
+        )
     opened = _opened(Path(dataset), None)
     files = [answers] if isinstance(answers, str | os.PathLike) else list(answers)
     counts: Counter[str] = Counter(added=0, distributions=0, there_already=0, failed=0)

@@ -9,14 +9,14 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.core.checksums import FileRecord, Hash
-from chatmill.core.publish import storing, whole_folder
+from chatmill.core.publish import storing
 from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
 from chatmill.export.registry import Target, find_target, holders
 from chatmill.export.targets import ALONE, Export
 from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
-from chatmill.store.episode_layout import beside
+from chatmill.store.episode_layout import beside, dataset_url, new_folder
 from chatmill.store.kd import blend_arguments
 from chatmill.store.model_ids import refuse_ids_beyond
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
@@ -37,7 +37,8 @@ SHARD_TOKENS = 250_000_000
 class ExportResult:
     """What an export gives back."""
 
-    directory: Path
+    directory: Path | str
+    """A folder, or a URL."""
     to: str
     splits: Mapping[str, Mapping[str, int]]
     """Per split: rows, documents, tokens and trained tokens."""
@@ -101,7 +102,7 @@ def export_dataset(
             f"the packing strategy {packing_strategy!r} is for rows that are packed anew, and nothing says how long "
             "they are: give max_length (--max-length), or leave it out"
         )
-    with whole_folder(final) as temporary:
+    with new_folder(final, EXPORT_MANIFEST) as temporary:
         export = Export(
             source=source,
             folder=temporary,
@@ -181,7 +182,10 @@ def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
     return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)
 
 
-def _out(directory: Path, to: str, out: str | Path | None) -> Path:
+def _out(directory: Path, to: str, out: str | Path | None) -> Path | str:
+    """Return the new folder, or its URL."""
+    if out is not None and (url := dataset_url(out)) is not None:
+        return url
     folder = directory.resolve()
     final = beside(folder, f"{folder.name}-{to}") if out is None else Path(out)
     if final.exists():

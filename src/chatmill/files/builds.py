@@ -27,7 +27,7 @@ from chatmill.core.cache_folders import chatmill_cache
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.publish import lock, storing
-from chatmill.errors import ChatmillError, ConfigError
+from chatmill.errors import ConfigError
 from chatmill.files import remote, stores
 from chatmill.files.stores import NoSuchObject, RemoteError, join, shown
 
@@ -318,6 +318,39 @@ def _receipt_files(path: Path, listing: Collection[str]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
+def new_folder_at(url: str, last: str) -> Iterator[Path]:
+    """Give a folder of this machine, whose files are uploaded after the block, `last` at the end and exclusively.
+
+    Raises:
+        ConfigError: Something is at the URL already.
+    """
+    build = _build_at(url)
+    if stores.list_objects(build.url):
+        raise ConfigError(f"{shown(url)}: is there already; choose an address where nothing is")
+    with chunk_folder() as home:
+        folder = home / build.url.rpartition("/")[2]
+        folder.mkdir()
+        remote.name_folder(folder, build.url)
+        yield folder
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        build.put_files([(path, name) for path, name in zip(paths, names, strict=True) if name != last])
+        if not stores.create_object(build.at(last), (folder / last).read_bytes()):
+            raise ConfigError(f"{shown(url)}: another process has written there meanwhile")
+
+
+def _build_at(url: str, **options: Any) -> RemoteBuild:
+    """Return a build at a URL, which must be one that can be written to."""
+    kind = stores.kind_of(url)
+    if kind in READ_ONLY:
+        raise ConfigError(f"{shown(url)}: datasets are read from {kind}:// and not written there; build into a bucket")
+    stores.refuse_keys(url)
+    build = RemoteBuild(url=url.rstrip("/"), **options)
+    build.access.use()
+    return build
+
+
+@contextlib.contextmanager
 def driving(
     url: str, options: Mapping[str, Any], *, task: str, take_over: bool, single_writer: bool
 ) -> Iterator[BuildDriver]:
@@ -330,12 +363,7 @@ def driving(
         take_over: Whether a lock that is there is that of a dead build.
         single_writer: Whether the recipe promises that no other build writes there.
     """
-    kind = stores.kind_of(url)
-    if kind in READ_ONLY:
-        raise ConfigError(f"{shown(url)}: datasets are read from {kind}:// and not written there; build into a bucket")
-    stores.refuse_keys(url)
-    build = RemoteBuild(url=url.rstrip("/"), single_writer=single_writer, access=stores.StoreAccess(options=options))
-    build.access.use()
+    build = _build_at(url, single_writer=single_writer, access=stores.StoreAccess(options=options))
     root = chatmill_cache().absolute() / "builds"
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
@@ -347,7 +375,6 @@ def driving(
         remote.name_folder(folder, build.url)
         driver = BuildDriver(build, folder, is_task=bool(task))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_errors_named())
             if not single_writer:
                 driver.beat = stack.enter_context(build_lock(build, task, take_over=take_over))
             try:
@@ -375,16 +402,6 @@ def _sweep(root: Path) -> None:
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not _is_alive(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _errors_named() -> Iterator[None]:
-    """Errors are about the URL, not about the local folder of the driver."""
-    try:
-        yield
-    except ChatmillError as error:
-        error.args = tuple(remote.as_named(part) if isinstance(part, str) else part for part in error.args)
-        raise
 
 
 # Locks.

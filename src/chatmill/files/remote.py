@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from chatmill.core.cache_folders import CACHE_VARIABLE, chatmill_cache
 from chatmill.core.checksums import FileRecord, Hash
 from chatmill.core.publish import storing, temporary_beside
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ADDRESSES, ConfigError, FormatError, as_named
 from chatmill.files import cache, stores
 from chatmill.files.stores import NoSuchObject, RemoteError, join, shown
 
@@ -40,8 +40,6 @@ WITHOUT_JOINED = 32
 """Up to so many indexes are fetched one by one."""
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)[^/]")
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
-_names: dict[str, str] = {}
-"""The URLs of the folders that this process has opened, by their paths."""
 
 
 class Remote(NamedTuple):
@@ -78,16 +76,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(unquote(urlsplit(text).path)) if text.startswith("file://") else Path(path)
 
 
-def as_named(text: str) -> str:
-    """Put the URLs of remote datasets in place of the paths of their folders, for people to read."""
-    for folder, url in _names.items():
-        text = text.replace(folder, url)
-    return text
-
-
 def name_folder(folder: Path, url: str) -> None:
-    """Let `as_named` put a URL in place of a folder."""
-    _names[str(folder)] = url.rstrip("/")
+    """Let messages have a URL in place of a folder."""
+    ADDRESSES[str(folder)] = url.rstrip("/")
 
 
 class _NamedStream:
@@ -118,7 +109,7 @@ def named_output() -> Iterator[None]:
 
 
 def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
-    """Return the folder of a dataset; that of a URL fills on demand, or at once with `whole`.
+    """Return the folder of a dataset or of one split; that of a URL fills on demand, or at once with `whole`.
 
     Raises:
         RemoteError: The store cannot be reached, or has no finished dataset there.
@@ -128,7 +119,10 @@ def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
     if url is None:
         return local_path(path)
     stores.refuse_keys(url)
-    name, data = _manifest(url)
+    try:
+        name, data = _manifest(url)
+    except NoManifest:
+        return _folder_of_split(url, whole=whole)
     folder = _folder_of(url, data)
     name_folder(folder, url)
     if not folder.is_dir():
@@ -138,6 +132,18 @@ def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
     if whole:
         _fill_whole(folder, url, files)
     return folder
+
+
+def _folder_of_split(url: str, *, whole: bool) -> Path:
+    """Return the folder of a split of the dataset that has the manifest; the same error if there is none."""
+    parent, _, split = url.rstrip("/").rpartition("/")
+    try:
+        name, data = _manifest(parent)
+    except RemoteError:
+        raise _no_manifest(url) from None
+    if not any(path.startswith(f"{split}/") for path in _listed(name, data, parent)):
+        raise _no_manifest(url)
+    return local_folder(parent, whole=whole) / split
 
 
 def _folder_of(url: str, manifest: bytes) -> Path:
@@ -152,7 +158,15 @@ def _manifest(url: str) -> tuple[str, bytes]:
     for name in MANIFESTS:
         with contextlib.suppress(NoSuchObject):
             return name, stores.read_object(join(url, name))
-    raise RemoteError(
+    raise _no_manifest(url)
+
+
+class NoManifest(RemoteError):  # noqa: N818 - it says what was found
+    """There is no dataset, or none that is finished."""
+
+
+def _no_manifest(url: str) -> NoManifest:
+    return NoManifest(
         url,
         "open the dataset",
         f"it has no {MANIFESTS[0]}, which a build writes last",
@@ -220,6 +234,8 @@ def _fill_heads(folder: Path, url: str, files: Mapping[str, FileRecord]) -> None
     indexes = [path for path in files if path.endswith(f"/{INDEX}")]
     wanted = list(dict.fromkeys([*heads, *indexes]))
     missing = [path for path in wanted if not cache.touch(cache.file_of(files[path], root))]
+    if missing:
+        refuse_larger(url, sum({files[path].digest: files[path].bytes for path in wanted}.values()))
     if sum(path.endswith(f"/{INDEX}") for path in missing) > WITHOUT_JOINED:
         _fill_joined(url, {path: files[path] for path in sorted(indexes)}, root)
         missing = [path for path in missing if not cache.file_of(files[path], root).exists()]
@@ -299,7 +315,7 @@ def stored_size(path: str | os.PathLike[str]) -> int | None:
 
 def origin(folder: str | os.PathLike[str]) -> str | None:
     """Return the URL that a folder of the cache belongs to; None for all other folders."""
-    return _names.get(os.path.abspath(folder))
+    return ADDRESSES.get(os.path.abspath(folder))
 
 
 def fill(path: str | os.PathLike[str]) -> bool:

@@ -68,13 +68,8 @@ class RemoteError(ChatmillError):
         """`action` is a verb for what was tried, e.g. "read"."""
         self.url = shown(url)
         self.tries = tries
-        self._made_of = (self.url, action, hidden(reason), hint, tries)
         often = "tried once" if tries == 1 else f"tried {tries} times"
         super().__init__(f"{self.url}: cannot {action}: {hidden(reason)} ({often}). {hint}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Workers send it to their driver."""
-        return type(self), self._made_of
 
 
 class NoSuchObject(RemoteError):  # noqa: N818 - it says what the store answered

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
+from chatmill.store.episode_layout import dataset_folder
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,8 @@ class RowSource:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        self._arrays = _open_arrays(folder)
+        self.folder = dataset_folder(folder)
+        self._arrays = _open_arrays(self.folder)
         self._rows, self.seq_len = self._arrays["input"].shape
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from chatmill.core.ledger import Ledger
 from chatmill.core.trainer_columns import IDS
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError, UnknownNameError, as_named
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import Item
 from chatmill.look.packed_rows import is_list, packed_files, packed_parts, schema_of
@@ -64,6 +64,11 @@ class LookDataset:
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:
         return decoder_for(self.about, self._tokenizer)
+
+    @property
+    def address(self) -> str:
+        """Its path, or its URL."""
+        return as_named(str(self.path))
 
     @property
     def name(self) -> str:

@@ -164,7 +164,7 @@ def dataset_stats(
         stats.append(split_stats(split, count_tokens(split, _after(before, total, progress))))
         before += split.total_tokens
     return DatasetStats(
-        path=str(dataset.path),
+        path=dataset.address,
         layout=str(dataset.layout),
         splits=tuple(stats),
         accounts=dataset.ledger,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from chatmill.core.publish import whole_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.files import remote
+from chatmill.files.builds import new_folder_at
 
 TOKENS = "tokens.bin"
 """uint32 token ids, little-endian."""
@@ -36,9 +40,31 @@ def dataset_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path
     return remote.local_folder(path, whole=whole)
 
 
-def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether the address of a dataset is a URL."""
-    return remote.address(path) is not None
+def dataset_url(path: str | os.PathLike[str]) -> str | None:
+    """Return the address of a dataset that is a URL; None for a folder."""
+    return remote.address(path)
+
+
+@contextmanager
+def new_folder(path: Path | str, last: str, *, replace: bool = False) -> Iterator[Path]:
+    """Give a folder to fill, which then gets its name, or is uploaded to its URL with the file `last` at the end.
+
+    Args:
+        path: The folder, or the URL as a text.
+        last: The file that says that all others are there.
+        replace: Whether a folder may be there.
+    """
+    if isinstance(path, Path):
+        with whole_folder(path, replace=replace) as folder:
+            yield folder
+        return
+    with new_folder_at(path, last) as folder:
+        yield folder
+
+
+def fetch_folder(folder: Path) -> None:
+    """Fetch all files of a remote dataset; nothing happens for other folders."""
+    remote.fill_all([path for path in folder.rglob("*") if path.is_symlink()])
 
 
 def beside(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST, dataset_folder, is_remote
+from chatmill.store.episode_layout import MANIFEST, dataset_folder, dataset_url
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
 from chatmill.store.megatron import MegatronIndex
@@ -106,15 +106,14 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
     chosen_splits(splits, [split], NO_SHARDS)
     prefixes = list(splits[split])
     weights = [float(MegatronIndex.open(prefix).values) for prefix in prefixes]
-    if is_remote(root):  # under the same names on all machines
-        home = os.fspath(root).rstrip("/")
-        prefixes = [f"{home}/{split}/{os.path.basename(prefix)}" for prefix in prefixes]
+    if (url := dataset_url(root)) is not None:  # under the same names on all machines
+        prefixes = [f"{url.rstrip('/')}/{split}/{os.path.basename(prefix)}" for prefix in prefixes]
     return KDBlend(prefixes, weights)
 
 
 def local_prefix(prefix: str) -> str:
     """Return the prefix of a shard on this machine: for a URL in the cache, whose files are fetched on demand."""
-    if not is_remote(prefix):
+    if dataset_url(prefix) is None:
         return prefix
     root, split, name = prefix.rsplit("/", 2)
     return str(dataset_folder(root) / split / name)
@@ -140,8 +139,9 @@ def _split_order(path: Path) -> tuple[int, str]:
 
 def blend_arguments(root: str | os.PathLike[str]) -> str:
     """Return the shards as arguments of Megatron-LM, `--train-data-path` and so on: a line each, quoted for a shell."""
+    home = dataset_url(root) or Path(root).resolve()
     lines = []
-    for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(Path(root).resolve()), strict=True):
+    for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(home), strict=True):
         if blend is not None:
             pairs = zip(blend.weights, blend.prefixes, strict=True)
             words = [text for weight, prefix in pairs for text in (f"{weight:.0f}", prefix)]
