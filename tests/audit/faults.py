@@ -93,6 +93,26 @@ def _padded(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     return made
 
 
+def _hidden(name: str) -> Change:
+    """A mask made as `ids != pad`, where the pad token is also the stop."""
+
+    def change(row: Row, bound: ModelTemplate) -> Row:
+        stop = bound.tokenizer.control(name)
+        return row | {"attention_mask": [int(one != stop) for one in row["input_ids"]]}
+
+    return change
+
+
+def _padded_by_eos(rows: list[Row], bound: ModelTemplate) -> list[Row]:
+    """Rows padded with their stop, whose mask hides the last stop as well."""
+    made = []
+    for row in rows:
+        used = len(row["input_ids"])
+        padded = spliced(row, used, used, row["input_ids"][-1:] * 4, trained=False)
+        made.append(padded | {"attention_mask": [1] * (used - 1) + [0] * 5})
+    return made
+
+
 def _cut(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     size = sorted(len(row["input_ids"]) for row in rows)[len(rows) // 2] - 6
     return [{name: values[:size] for name, values in row.items()} for row in rows]
@@ -221,6 +241,8 @@ FAULTS = (
     Fault("answers not trained", "answer_untrained", _some(_last_untrained), alone="some_untrained"),
     Fault("beginnings of answers not trained", "answer_partly_trained", _each(masked(0, 0, 2, False))),
     Fault("middles of answers not trained", "answer_partly_trained", _each(masked(0, 3, 5, False)), "glm4_5"),
+    Fault("stops hidden by the mask", "hidden_tokens", _each(_hidden("<|im_end|>"))),
+    Fault("last stops hidden by the mask", "hidden_tokens", _padded_by_eos, "llama3"),
     Fault("padding trained", "padding_trained", _padded),
     Fault("bos trained", "bos_wrong", _each(lambda row, _: relabel(row, [True, *trained_of(row)[1:]])), "llama3"),
     Fault("two bos", "bos_wrong", _each(lambda row, bound: spliced(row, 0, 0, row["input_ids"][:1])), "llama3"),

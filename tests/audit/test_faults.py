@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -152,3 +153,36 @@ def test_last_answers_alone_are_a_note() -> None:
     for report in (audit(rows, CHATML), audit(rows, CHATML, source=source)):
         assert report.passed
         assert codes(report) == {"some_untrained"}
+
+
+def test_a_clean_verdict_counts_the_answers_and_says_what_it_did_not_check() -> None:
+    """Changed turns pass without a source: the report says how many there may be, and only where there may be some."""
+    bound = bound_template("qwen3")
+    (fault,) = (one for one in FAULTS if one.name == "changed turns trained")
+    rows = fault.put(clean_rows(bound), bound)
+    passed = audit(rows, bound)
+    found = audit(rows, bound, source=conversations())
+    assert passed.passed
+    (changed,) = (one for one in found.findings if one.code == "changed_trained")
+    (sentence,) = passed.unknown
+    count = int(re.search(r"(\d+) of \d+ trained answers have messages after them", sentence)[1])
+    assert changed.count <= count < passed.answers
+    assert sentence.endswith("--source shows it")
+    assert passed.verdict.startswith(f"No faults found in {passed.answers} answers in {passed.documents} documents")
+    assert passed.verdict.endswith("1 thing was not checked.")
+    assert passed.trained_answers == passed.trained_stops == passed.answers
+    assert "masks are not compared with records" in str(passed)
+    apart = audit(clean_rows(bound), bound)
+    assert apart.passed, "a row for each turn trains no answer as later messages have changed it"
+    assert not apart.unknown
+
+
+def test_examples_of_a_finding_differ() -> None:
+    """Rows with one beginning show the same fault again and again; others of the set are shown in their place."""
+    rows = [relabel(row, [True] * len(row["input_ids"])) for row in clean_rows(CHATML)]
+    report = audit([*[rows[0]] * 40, *rows[1:]], CHATML, examples=3)
+    (finding,) = report.findings
+    shown = [example.parts for example in finding.examples]
+    assert len(set(shown)) == len(shown) == 3
+    same = audit([rows[0]] * 5, CHATML, examples=3)
+    assert len(same.findings[0].examples) == 1

@@ -163,7 +163,7 @@ def test_a_trainer_is_audited_in_one_line(folder: Path, rows: list[Row], tmp_pat
     trainer = trainer_of(folder, rows, tmp_path)
     report = chatmill.audit(trainer, batches=2)
     assert (report.rows, report.passed) == (4, True)
-    assert "No faults found in 4 documents" in str(report)
+    assert "No faults found in 6 answers in 4 documents" in str(report)
     bare = trainer_of(folder, rows, tmp_path, processing_class=None)
     assert chatmill.audit(bare, folder, batches=1).rows == 2
     with pytest.raises(ConfigError, match="audit needs the model"):

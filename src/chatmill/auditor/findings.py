@@ -83,6 +83,11 @@ RULES: Mapping[str, Rule] = {
     "padding_trained": Rule("padding trained", "tokens",
         "Padding is a target.",
         "Write -100 for padding by position, not by the pad id."),
+    "hidden_tokens": Rule("tokens hidden from the model", "tokens",
+        "attention_mask is 0 inside of documents: the model does not see these tokens, and what follows is trained "
+        "after another prompt.",
+        "A mask made as ids != pad hides every real stop where pad = eos: make it from lengths, or give the tokenizer "
+        "a pad token of its own."),
     "special_from_text": Rule("special tokens from text", "documents",
         "A special token is where the template writes none: a text that spells it was encoded as the token, or the "
         "template was another one.",

@@ -98,6 +98,10 @@ class AuditReport:
     trained: int | None
     """None: the set has no mask."""
     answers: int
+    trained_answers: int
+    """Answers of which tokens are trained."""
+    trained_stops: int
+    """Answers whose stop is trained."""
     mask_name: str
     boundaries: str
     findings: tuple[AuditFinding, ...]
@@ -118,9 +122,11 @@ class AuditReport:
     def verdict(self) -> str:
         """One line."""
         doubts, kinds = len(self.unknown), len(self.findings)
-        doubt = f" {counted(doubts, 'thing')} could not be known." if doubts else ""
+        were = "was" if doubts == 1 else "were"
+        doubt = f" {counted(doubts, 'thing')} {were} not checked." if doubts else ""
         if self.passed:
-            return f"No faults found in {self.documents:,} documents, {self.tokens:,} tokens.{doubt}"
+            seen = f"{counted(self.answers, 'answer')} in {counted(self.documents, 'document')}"
+            return f"No faults found in {seen}, {self.tokens:,} tokens.{doubt}"
         named = ", ".join(finding.rule.title for finding in self.findings[:3]) + (", ..." if kinds > 3 else "")
         return f"{counted(kinds, 'kind')} of fault found: {named}.{doubt}"
 
@@ -164,7 +170,7 @@ def print_report(console: Console, report: AuditReport, count: int = 1) -> None:
     for finding in (*report.findings, *report.notes):
         _print_finding(console, finding, count)
     if report.unknown:
-        console.print("\nCould not be known", style="bold yellow")
+        console.print("\nNot checked", style="bold yellow")
     for sentence in report.unknown:
         print_labelled(console, "", f"{sentence}.", indent=2, gutter=0)
     if count and any(finding.examples for finding in report.findings):
@@ -184,6 +190,11 @@ def facts(report: AuditReport) -> list[tuple[str, str]]:
         ("rows", f"{report.rows:,}, {report.documents:,} documents by {report.boundaries or 'rows'}"),
         ("tokens", f"{report.tokens:,}; trained: {trained}" + (f", by {report.mask_name}" if report.mask_name else "")),
     ]
+    if report.answers:
+        words = f"{report.answers:,}; trained: {report.trained_answers:,}, with their stop: {report.trained_stops:,}"
+        listed.append(("answers", words))
+    if report.source is None:
+        listed.append(("source", "none: texts and masks are not compared with records (--source FILE)"))
     if report.source is not None:
         words = f"{report.source['records']:,} records; {report.source['equal']:,} documents have the ids of a record"
         listed.append(("source", f"{words}; {report.source['missing']:,} records have no document"))

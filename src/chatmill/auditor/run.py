@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.auditor.findings import RawFinding
 from chatmill.auditor.layout import DocumentLayout, find_layout, find_literals
@@ -23,6 +24,8 @@ from chatmill.auditor.report import AuditFinding, AuditReport, Example, ReportPa
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure, VocabularyBytes
 from chatmill.core.conversation import Conversation
+from chatmill.core.kinds import REPEATED
+from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import LABELS, TrainerRows, read_columns
 from chatmill.errors import ConfigError, DataError, RecordError, short_errors
 from chatmill.images.files import Pictures, picture_folder
@@ -39,6 +42,9 @@ AROUND = 16
 """Tokens that are shown on each side of a finding."""
 MOST_SHOWN = 48
 """Tokens of a finding that are shown."""
+Ints = NDArray[np.int64]
+MOST_TRIED = 64
+"""Places from which examples are chosen."""
 MANY = 4
 """A control token that comes so often is counted in examples."""
 THINK_ENDS = ("</think>", "[/THINK]", "</seed:think>")
@@ -154,6 +160,12 @@ def _report(
     """Run all other checks; `more` has been found already."""
     literals, vocabulary = find_literals(bound), VocabularyBytes(bound)
     layout = find_layout(data, literals)
+    hidden_stops = _hidden_stops(data, layout, literals)
+    if len(hidden_stops):
+        padding = data.padding.copy()
+        padding[hidden_stops] = False
+        data = replace(data, padding=padding, hidden=np.union1d(data.hidden, hidden_stops))
+        layout = find_layout(data, literals)
     counts: dict[str, Any] | None = None
     of_source: list[RawFinding] = []
     if source is not None:
@@ -171,6 +183,10 @@ def _report(
     findings = [_finding(_joined(same), data, bound, examples) for same in by_code.values()]
     findings.sort(key=lambda finding: (-finding.share, finding.code))
     left_out = sum(one.number for one in by_code.get("some_untrained", ()) if one.what == LAST)
+    unknown = [*_unknown(literals, counts, left_out), *structure.unknown, *_isolation(data)]
+    if source is None:
+        unknown += _changed(data, layout, literals)
+    trained_answers, trained_stops = _trained(data, layout)
     return AuditReport(
         name=name,
         template=bound.name,
@@ -180,13 +196,30 @@ def _report(
         tokens=int((~data.padding).sum()),
         trained=None if data.trained is None else int((data.trained & ~data.padding).sum()),
         answers=len(layout.answers),
+        trained_answers=trained_answers,
+        trained_stops=trained_stops,
         mask_name=data.mask_name,
         boundaries=data.boundaries,
         findings=tuple(finding for finding in findings if not finding.rule.is_note),
         notes=tuple(finding for finding in findings if finding.rule.is_note),
-        unknown=(*_unknown(literals, counts, left_out), *structure.unknown, *_isolation(data)),
+        unknown=tuple(unknown),
         source=counts,
     )
+
+
+def _hidden_stops(data: TrainerRows, layout: DocumentLayout, literals: Literals) -> Ints:
+    """Find stops at the ends of documents that are padding by the attention mask.
+
+    A mask made as `ids != pad` with pad = eos hides them; then most last answers have no stop, and one follows them.
+    """
+    answers = layout.answers
+    ends = data.bounds[1][answers.documents]
+    is_last = answers.behind >= ends
+    after = np.minimum(answers.ends, ends)[is_last & (answers.stops < 0)]
+    after = after[after < len(data.ids)]
+    after = after[~np.isin(after, data.offsets)]
+    found = after[data.padding[after] & np.isin(data.ids[after], list(literals.stops))]
+    return found if 2 * len(found) > int(is_last.sum()) else found[:0]
 
 
 def _labels(data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
@@ -196,7 +229,9 @@ def _labels(data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate) -> 
     else:
         names = bound.tokenizer.control_ids
         yield from check_masks(data, layout, data.trained, [names[name] for name in THINK_ENDS if name in names])
-    yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
+    tokens = int((~data.padding).sum())
+    yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, tokens)
+    yield RawFinding("hidden_tokens", data.hidden, data.hidden + 1, tokens)
 
 
 def _unknown(literals: Literals, counts: Mapping[str, Any] | None, left_out: int) -> Iterator[str]:
@@ -214,6 +249,37 @@ def _unknown(literals: Literals, counts: Mapping[str, Any] | None, left_out: int
         yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
 
 
+def _trained(data: TrainerRows, layout: DocumentLayout) -> tuple[int, int]:
+    """Count the answers of which tokens are trained, and those whose stop is trained."""
+    if data.trained is None:
+        return 0, 0
+    before = offsets_of(data.trained)
+    answers = layout.answers
+    stops = answers.stops[answers.stops >= 0]
+    has_targets = before[answers.ends] > before[answers.starts]
+    return int(has_targets.sum()), int(data.trained[stops].sum())
+
+
+def _changed(data: TrainerRows, layout: DocumentLayout, literals: Literals) -> Iterator[str]:
+    """Say how many trained answers later messages may have changed, under a template that changes answers."""
+    probes = literals.probes
+    is_proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
+    is_changing = bool((probes.kinds[is_proved] & REPEATED).any())
+    if not is_changing or data.trained is None:
+        return
+    answers = layout.answers
+    following = np.append(layout.openings, len(data.ids))[np.searchsorted(layout.openings, answers.starts)]
+    has_later_messages = following < data.documents[answers.documents + 1]
+    before = offsets_of(data.trained)
+    has_targets = before[answers.ends] > before[answers.starts]
+    count = int((has_later_messages & has_targets).sum())
+    if count:
+        yield (
+            f"Whether answers are trained as later messages have changed them, which this template does: {count:,} of "
+            f"{int(has_targets.sum()):,} trained answers have messages after them. --source shows it"
+        )
+
+
 def _isolation(data: TrainerRows) -> Iterator[str]:
     """Say what only the model shows about packed rows."""
     if len(data.packed_rows):
@@ -227,8 +293,32 @@ def _joined(same: Sequence[RawFinding]) -> RawFinding:
     return largest._replace(detail=", ".join(counts)) if counts else largest
 
 
+def _different(raw: RawFinding, data: TrainerRows, count: int) -> list[int]:
+    """Choose places of a finding that differ in the tokens around them, from all over the set.
+
+    Rows of one conversation have their beginnings in common, and would show the same fault again.
+    """
+    many = min(len(raw.starts), MOST_TRIED)
+    spread = np.linspace(0, len(raw.starts) - 1, many, dtype=np.int64).tolist() if many else []
+    chosen: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    for place in spread:
+        if len(chosen) == count:
+            break
+        start = int(raw.starts[place])
+        row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
+        first = max(int(data.offsets[row]), start - AROUND)
+        last = min(int(data.offsets[row + 1]), start + AROUND)
+        context = tuple(data.ids[first:last].tolist())
+        if context not in seen:
+            seen.add(context)
+            chosen.append(place)
+    return chosen
+
+
 def _finding(raw: RawFinding, data: TrainerRows, bound: ModelTemplate, examples: int) -> AuditFinding:
-    shown = zip(raw.starts[:examples].tolist(), raw.ends[:examples].tolist(), strict=True)
+    places = _different(raw, data, examples)
+    shown = zip(raw.starts[places].tolist(), raw.ends[places].tolist(), strict=True)
     return AuditFinding(
         code=raw.code,
         count=raw.number,

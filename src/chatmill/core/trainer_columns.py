@@ -65,6 +65,8 @@ class TrainerRows:
     """The column that the documents are from; empty if rows are all that is known."""
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length: each is one document."""
+    hidden: Ints
+    """Tokens inside of a document that the attention mask hides, as if they were padding."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -156,6 +158,8 @@ def read_columns(
             raise DataError(f"row {first + row}: {other} and {name} have different lengths")
     padding = _padding(ids, offsets, columns, pad_id)
     documents, boundaries, wrong = _documents(offsets, columns, padding)
+    hidden = _hidden_inside(ids, documents, padding, pad_id) if "attention_mask" in columns else ids[:0]
+    padding[hidden] = False
     weights, shift, wrong_labels = _weights(ids, offsets, columns, names, padding, shift)
     if boundaries:
         padding |= _filling(ids, offsets, documents, None if weights is None else np.asarray(weights > 0))
@@ -170,6 +174,7 @@ def read_columns(
         documents=documents,
         boundaries=boundaries,
         wrong_boundaries=wrong,
+        hidden=hidden,
     )
 
 
@@ -232,6 +237,25 @@ def _padding(ids: Ints, offsets: Ints, columns: Mapping[str, Column], pad_id: in
     before, until = (np.repeat(others[at], np.diff(offsets)) for at in (offsets[:-1], offsets[1:]))
     ends: Bools = (others[1:] == before) | (others[:-1] == until)
     return ends
+
+
+def _hidden_inside(ids: Ints, documents: Ints, padding: Bools, pad_id: int | None) -> Ints:
+    """Find the tokens that are padding by the mask and have tokens of their document on both sides.
+
+    Where the pad token has an id of its own, such tokens with this id are padding.
+    """
+    live = np.flatnonzero(~padding)
+    places = np.flatnonzero(padding if pad_id is None else padding & (ids != pad_id))
+    at = np.searchsorted(live, places)
+    inside = (at > 0) & (at < len(live))
+    places = places[inside]
+    before = live[at[inside] - 1]
+    after = live[at[inside]]
+    document = np.searchsorted(documents, places, side="right")
+    is_before_inside = np.searchsorted(documents, before, side="right") == document
+    is_after_inside = np.searchsorted(documents, after, side="right") == document
+    hidden: Ints = places[is_before_inside & is_after_inside]
+    return hidden
 
 
 def _filling(ids: Ints, offsets: Ints, documents: Ints, trained: Bools | None) -> Bools:
