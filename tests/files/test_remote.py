@@ -21,6 +21,7 @@ from chatmill.files import cache, remote, stores
 from chatmill.files.stores import RemoteError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.row_source import RowSource
+from chatmill.prove.compare.diff import diff_datasets
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
@@ -239,6 +240,37 @@ def test_a_file_is_in_the_cache_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         cache.keep(target, 4, broken)
     assert list(target.parent.iterdir()) == []
+
+
+def test_a_diff_fetches_no_tokens_of_equal_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    records = chats(60)
+    write_jsonl(tmp_path / "in.jsonl", records)
+    recipe: dict[str, Any] = {"sources": [{"path": "in.jsonl"}], **CHATML, "shard_bytes": 4000}
+    recipe |= {"packing": {"max_length": 60, "overflow": "windows"}, "split": {"val_fraction": 0.2}}
+    run_build(recipe, tmp_path / "a", workers=0, base=tmp_path)
+    records[-1]["messages"][-1]["content"] = "something else"
+    write_jsonl(tmp_path / "in.jsonl", records)
+    run_build(recipe, tmp_path / "b", workers=0, base=tmp_path)
+    url = f"memory://{tmp_path.name}"
+    for name in "ab":
+        put_folder(tmp_path / name, f"{url}/{name}")
+    local = diff_datasets(tmp_path / "a", tmp_path / "b").as_json()
+    read, asked = stores.read_range, []
+
+    def counted(*arguments: Any) -> bytes:
+        asked.append(arguments[0])
+        return read(*arguments)
+
+    monkeypatch.setattr(stores, "read_range", counted)
+    far = diff_datasets(f"{url}/a", f"{url}/b").as_json()
+    assert {**far, "a": "", "b": ""} == {**local, "a": "", "b": ""}
+    assert far["differing"] == 1
+    tokens = [name for name in asked if name.endswith("tokens.bin")]
+    assert 1 <= len(tokens) <= 4, "of the shards that differ"
+    assert len(list((tmp_path / "a").rglob("tokens.bin"))) > 12
+    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
 
 
 def test_many_threads_fetch_a_file_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,19 @@ class EpisodeDataset(Split):
                             "(chatmill verify shows what else differs)"
                         )
 
+    def contents(self) -> list[str]:
+        """Return a text for each shard that is the same where all its files are.
+
+        Empty for a shard whose files may have changed since the manifest was written: one that is no remote one.
+        """
+        if self.manifest is None or not self.manifest.shards:
+            return [""] * len(self.shards)
+        texts: list[str] = []
+        for shard, stated in zip(self.shards, self.manifest.shards, strict=True):
+            files = (f"{name} {file.bytes} {file.xxh128}" for name, file in sorted(stated.files.items()))
+            texts.append("\n".join(files) if was_compared(shard.folder / TOKENS) else "")
+        return texts
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the shards: their names, and the digests of their files as the manifest of the split has them.

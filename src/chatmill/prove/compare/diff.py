@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from chatmill.core.checksums import INPUT_HASH
 from chatmill.core.kinds import kind_name
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.decoder import Decoder, manifest_tokenizer
 from chatmill.prove.compare.changes import Line, changed_lines
-from chatmill.prove.compare.records import Match, Records, pairs_of
+from chatmill.prove.compare.records import Match, Records, in_equal_shards, pairs_of
 from chatmill.store.documents import open_dataset
 from chatmill.store.split import Documents, StoredDataset
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -147,14 +148,22 @@ def diff_datasets(a: str | Path, b: str | Path, *, show: int = 5) -> DatasetDiff
     partner = pairs.partner[paired]
     changes = np.zeros(len(paired), dtype=np.int8)
     trained_a = trained_b = done = 0
-    for numbers in old.batches(paired):
-        chosen = slice(done, done + len(numbers))
+    # Tokens of equal shards of two remote datasets are not fetched; how many are trained, their manifests say.
+    fetched = np.flatnonzero(~in_equal_shards(old, new, paired, partner))
+    trained = _stated_trained(old, new) if len(fetched) < len(paired) else None
+    if trained is None:
+        fetched = np.arange(len(paired))
+    for numbers in old.batches(paired[fetched]):
+        chosen = fetched[done : done + len(numbers)]
         document, other = old.gather(numbers), new.gather(partner[chosen])
         changes[chosen] = compare_documents(document, other)
         trained_a, trained_b = trained_a + _trained(document), trained_b + _trained(other)
         done += len(numbers)
-    trained_a += sum(_trained(old.gather(numbers)) for numbers in old.batches(only_in_a))
-    trained_b += sum(_trained(new.gather(numbers)) for numbers in new.batches(pairs.only_in_b))
+    if trained is None:
+        trained_a += sum(_trained(old.gather(numbers)) for numbers in old.batches(only_in_a))
+        trained_b += sum(_trained(new.gather(numbers)) for numbers in new.batches(pairs.only_in_b))
+    else:
+        trained_a, trained_b = trained
     moved = old.split_names(paired) != new.split_names(partner)
     differ = np.flatnonzero((changes > 0) | moved)
     listed = [
@@ -182,6 +191,18 @@ def diff_datasets(a: str | Path, b: str | Path, *, show: int = 5) -> DatasetDiff
         shown=shown,
         decoders=decoders,
     )
+
+
+def _stated_trained(a: Records, b: Records) -> tuple[int, int] | None:
+    """Return how many tokens are trained, by the ledgers of two builds; None where one of them has none."""
+    counts: list[int] = []
+    for side in (a, b):
+        ledger = side.dataset.about.get("ledger")
+        tokens = side.dataset.about.get("splits", {})
+        if not isinstance(ledger, dict) or set(tokens) != set(side.dataset.splits):
+            return None
+        counts.append(Ledger.from_json(ledger).total("trained"))
+    return counts[0], counts[1]
 
 
 def _trained(documents: Documents) -> int:

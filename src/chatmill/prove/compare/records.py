@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.checksums import INPUT_HASH
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Documents, Split, StoredDataset, even_ranges
 from chatmill.store.tree_rows import RowsOfTrees
 
@@ -70,6 +71,23 @@ class Records:
         for _, _, part in self._by_split(numbers):
             yield from (part[first:last] for first, last in even_ranges(self.lengths[part]))
 
+    def shards(self) -> tuple[list[str], Ints]:
+        """Return what the shards hold, by the digests of their files, and the first record of each.
+
+        Empty for a shard whose files nobody has compared with their digests: those of remote datasets are compared
+        when they are fetched, and others may have changed.
+        """
+        contents: list[str] = []
+        firsts: list[Ints] = []
+        for split, first in zip(self.splits, self._firsts.tolist(), strict=False):
+            if isinstance(split, EpisodeDataset):
+                contents += split.contents()
+                firsts.append(split.episode_offsets[:-1] + first)
+            else:
+                contents.append("")
+                firsts.append(np.array([first]))
+        return contents, np.concatenate(firsts)
+
     def record_ids(self, numbers: Ints) -> list[str | None]:
         """Return the id of each record; None if none is stored."""
         names: list[str | None] = []
@@ -105,6 +123,20 @@ class Match(StrEnum):
     """The same id; of several (windows, repeated records) the first with the first, the second with the second, ..."""
     CONTENT = "content"
     """The same token ids under another id, or if one of the two datasets stores no ids of records."""
+
+
+def in_equal_shards(a: Records, b: Records, numbers_a: Ints, numbers_b: Ints) -> NDArray[np.bool_]:
+    """Return which pairs of records are the same one of two shards with the same digests: their tokens are equal."""
+    contents_a, firsts_a = a.shards()
+    contents_b, firsts_b = b.shards()
+    codes = {content: code for code, content in enumerate(dict.fromkeys(filter(None, contents_a)))}
+    kinds_a = np.array([codes.get(content, -1) for content in contents_a])
+    kinds_b = np.array([codes.get(content, -2) for content in contents_b])
+    shards_a = np.searchsorted(firsts_a, numbers_a, side="right") - 1
+    shards_b = np.searchsorted(firsts_b, numbers_b, side="right") - 1
+    same_place = numbers_a - firsts_a[shards_a] == numbers_b - firsts_b[shards_b]
+    equal: NDArray[np.bool_] = (kinds_a[shards_a] == kinds_b[shards_b]) & same_place
+    return equal
 
 
 class Pairs(NamedTuple):
