@@ -18,7 +18,7 @@ WHEEL_VENV := .venv-wheels
 WHEEL_BIN := $(WHEEL_VENV)/bin
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu test-megatron test-trainers test-agents lint check docs bench wheels browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron test-trainers test-azure test-agents lint check docs bench wheels browser clean setup
 
 setup: $(STAMP)
 
@@ -53,12 +53,18 @@ docs: setup
 	@echo "dist/docs/index.html"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not trainers"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not trainers and not azure"
 
 # What `make test` does not get to, and its property tests with all their examples.
 test-slow: setup
 	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m slow
-	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu and not trainers"
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu and not trainers and not azure"
+
+# Builds and readers against Azure's emulator, which needs Node.js.
+AZURITE := 3.35.0
+test-azure: setup
+	test -x .azurite/node_modules/.bin/azurite-blob || npm install --silent --no-audit --no-fund --prefix .azurite azurite@$(AZURITE)
+	$(BIN)/python -m pytest -m azure tests/files
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
@@ -126,4 +132,4 @@ browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .agents .tokenizers-1 .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .azurite .agents .tokenizers-1 .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

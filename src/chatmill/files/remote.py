@@ -158,6 +158,7 @@ def _manifest(url: str) -> tuple[str, bytes]:
     for name in MANIFESTS:
         with contextlib.suppress(NoSuchObject):
             return name, stores.read_object(join(url, name))
+    stores.refuse_missing_bucket(url, "open the dataset")
     raise _no_manifest(url)
 
 

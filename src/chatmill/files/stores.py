@@ -349,6 +349,18 @@ def _md5(info: Mapping[str, Any], tag: str, kind: str) -> str:
     return tag if is_md5 else ""
 
 
+def refuse_missing_bucket(url: str, action: str) -> None:
+    """Raise the error for a bucket that is not there; some stores say no more than that an object is not."""
+
+    def request(store: Any) -> None:
+        bucket = store._strip_protocol(url).strip("/").partition("/")[0]
+        if not _call(store, "exists", bucket):
+            raise RemoteError(url, action, "there is no such bucket", "Check its name, or make it first")
+
+    if kind_of(url) in ("az", "abfs", "abfss", "gs", "gcs"):
+        _ask(url, action, request)
+
+
 def read_object(url: str) -> bytes:
     """Return a whole object."""
     return bytes(_ask(url, "read", lambda store: _call(store, "cat_file", store._strip_protocol(url))))
