@@ -28,7 +28,7 @@ from chatmill.render.jinja.limits import (
     text_size,
     values_inside,
 )
-from chatmill.render.jinja.operations import FREE, OPERATORS, SMALL, Operation, charge, search_steps
+from chatmill.render.jinja.operations import OPERATORS, SMALL, Operation, charge, search_steps
 from chatmill.render.jinja.template_code import CountingGenerator
 
 CALL_STEPS, FILTER_STEPS, ITEM_STEPS, TURN_STEPS = 12, 6, 6, 4
@@ -268,7 +268,7 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
             budget.steps_left -= FILTER_STEPS
             if budget.steps_left < 0:
                 budget.refuse()
-            if operation is FREE or len(arguments) <= place:
+            if operation.is_free() or len(arguments) <= place:
                 made = filter_(*arguments, **named)
                 return self._walked(made) if hasattr(type(made), "__next__") else made
             first = arguments[place]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from chatmill.render.jinja.answer_cache import AnswerLookup
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
+from chatmill.render.jinja.operations import OF_TEXTS
 from chatmill.render.jinja.paths import Path as RenderingPath
 from chatmill.render.jinja.paths import Paths
 from chatmill.render.jinja.record_view import RecordView
@@ -14,7 +15,7 @@ from chatmill.render.jinja.rendering import Piece
 from chatmill.render.jinja.stops import REASONING_MARK
 from chatmill.render.jinja.tries import Output
 
-HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
+SHOWING_ALL = frozenset(name for name, row in OF_TEXTS.items() if row.shows_all) | {"json_string", "repr"}
 """Operations on a text that show all of it but white space, or show it in another spelling."""
 
 
@@ -171,7 +172,7 @@ def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool
             question = ("parts", inner, *arguments[:3])
             if notes.note(question, ask(question, view.field)) != 1:
                 return False
-        elif name not in HARMLESS:
+        elif name not in SHOWING_ALL:
             return False
         expression = inner
     return True
@@ -183,7 +184,7 @@ def _has_all_between(expressions: Sequence[Expression], view: RecordView, notes:
     seen: dict[tuple[Expression, str, int], set[int]] = {}
     while left:
         expression = left.pop()
-        while expression[0] == "apply" and expression[1] in HARMLESS:
+        while expression[0] == "apply" and expression[1] in SHOWING_ALL:
             expression = expression[3]
         if expression[0] != "apply":
             return True

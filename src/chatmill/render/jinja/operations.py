@@ -2,10 +2,13 @@
 
 Every filter, every method, and every operator that does more than arithmetic of small numbers has a row. A name without
 a row is refused. Both are known before an operation works, from the sizes of what it is given alone.
+
+A row also says what becomes of the origin of a text of the record, and whether what is made of it shows all of it.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -44,6 +47,17 @@ SMALL = 1_000
 """Characters of texts that are not looked at: whatever is made of them is small. It is counted afterwards."""
 
 
+class Origin(Enum):
+    """What a filter does to the origins of texts of the record."""
+
+    LOST = auto()
+    """A text that it makes of them has none, and cannot be written: the record is refused."""
+    OF_METHOD = auto()
+    """It calls the method of the text, which keeps its origin (`Traced`)."""
+    PASSED = auto()
+    """It hands values on, or compares them by their own operators."""
+
+
 class Operation(NamedTuple):
     """A row of the table."""
 
@@ -57,6 +71,18 @@ class Operation(NamedTuple):
     """Whether a short text can make much: by a number that is given, or one in a format."""
     gathers: bool = False
     """Whether it takes all items of what is iterated over before it makes anything."""
+    origin: Origin = Origin.LOST
+    """What it does to origins, as a filter."""
+    shows_all: bool = False
+    """Whether what it makes of a text shows all of it, but for white space."""
+
+    def passing(self) -> Operation:
+        """Return the row of a filter that hands values on."""
+        return self._replace(origin=Origin.PASSED)
+
+    def is_free(self) -> bool:
+        """Return whether nothing is charged."""
+        return self.growth is nothing and self.work is nothing
 
 
 # ---- work
@@ -143,24 +169,26 @@ FREE = Operation(nothing, nothing)
 """Hands on what it is given, or makes something small of it in no time; items are counted when they are taken."""
 ASKED = Operation(nothing, per(100), looks_inside=True)
 SEARCH = Operation(nothing, searched)
-STRIP = Operation(times(1), backwards, looks_inside=True)
-CASE = Operation(times(3), per(50), looks_inside=True)
+STRIP = Operation(times(1), backwards, looks_inside=True, origin=Origin.OF_METHOD, shows_all=True)
+CASE = Operation(times(3), per(50), looks_inside=True, origin=Origin.OF_METHOD)
 CUT = Operation(lambda taken: taken.size + taken.longest * taken.width, per(500), looks_inside=True, looks_always=True)
 PADDED = Operation(padded, per(500), looks_inside=True, looks_always=True)
 SPLIT = Operation(split, searched)
 SPLIT_FROM_END = Operation(split, backwards)
 ESCAPED = Operation(times(6), per(100), looks_inside=True)
 PERCENT = Operation(formatted, per(50), looks_inside=True, looks_always=True)
-LISTED = Operation(items(MADE_ITEM_BYTES), per(500), gathers=True)
-HASHED = Operation(items(2 * MADE_ITEM_BYTES), sorting, looks_inside=True, gathers=True)
-BY_NUMBER = Operation(by_number, lambda taken: per(500)(taken) + width_of(taken))
+LISTED = Operation(items(MADE_ITEM_BYTES), per(500), gathers=True).passing()
+HASHED = Operation(items(2 * MADE_ITEM_BYTES), sorting, looks_inside=True, gathers=True).passing()
+BY_NUMBER = Operation(by_number, lambda taken: per(500)(taken) + width_of(taken)).passing()
 GET = Operation(nothing, hashing)
-REPLACE = Operation(replaced, searched, looks_inside=True)
+REPLACE = Operation(replaced, searched, looks_inside=True, origin=Origin.OF_METHOD, shows_all=True)
 
 FILTERS = {
-    **dict.fromkeys(("default", "d", "length", "count", "first", "last", "items", "join"), FREE),
-    **dict.fromkeys(("map", "select", "reject", "selectattr", "rejectattr"), Operation(nothing, iterating)),
-    **dict.fromkeys(("attr", "abs", "filesizeformat"), ASKED),
+    **dict.fromkeys(("default", "d", "first", "last", "items", "join"), FREE.passing()),
+    **dict.fromkeys(("length", "count"), FREE),
+    **dict.fromkeys(("map", "select", "reject", "selectattr", "rejectattr"), Operation(nothing, iterating).passing()),
+    "attr": ASKED.passing(),
+    **dict.fromkeys(("abs", "filesizeformat"), ASKED),
     "trim": STRIP,
     **dict.fromkeys(("upper", "lower", "capitalize"), CASE),
     "title": Operation(times(MADE_ITEM_BYTES), per(10), looks_inside=True),
@@ -183,7 +211,7 @@ FILTERS = {
     **dict.fromkeys(("list", "reverse"), LISTED),
     **dict.fromkeys(("sort", "unique", "groupby", "dictsort", "min", "max"), HASHED),
     **dict.fromkeys(("batch", "slice"), BY_NUMBER),
-    "sum": Operation(summed, adding_lists, looks_inside=True, gathers=True),
+    "sum": Operation(summed, adding_lists, looks_inside=True, gathers=True).passing(),
     **dict.fromkeys(("int", "float"), Operation(as_number, per(10), looks_inside=True)),
     "round": Operation(rounded, nothing, looks_inside=True, looks_always=True),
 }
@@ -192,7 +220,8 @@ FILTERS = {
 OF_TEXTS = {
     **dict.fromkeys(("strip", "lstrip", "rstrip"), STRIP),
     **dict.fromkeys(("upper", "lower", "capitalize", "title", "swapcase", "casefold"), CASE),
-    **dict.fromkeys(("removeprefix", "removesuffix", "format", "format_map"), Operation(times(1), per(500))),
+    **dict.fromkeys(("removeprefix", "removesuffix"), Operation(times(1), per(500), shows_all=True)),
+    **dict.fromkeys(("format", "format_map"), Operation(times(1), per(500))),
     "replace": REPLACE,
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), PADDED),
     "expandtabs": Operation(tabs, per(100), looks_always=True),
@@ -229,7 +258,7 @@ OPERATORS = {
 
 def charge(operation: Operation, first: Any, rest: tuple[Any, ...], budget: Budget) -> int:
     """Count the steps of an operation, and refuse one that would make too much; return what it makes at most."""
-    if operation is FREE:
+    if operation.is_free():
         return 0
     if not operation.looks_always and _is_small(rest if operation is GET else (first, *rest)):
         return 0

@@ -24,6 +24,7 @@ from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import MAX_DEPTH, LimitError
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.message_fields import MessageFields
+from chatmill.render.jinja.operations import FILTERS, Origin
 from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
@@ -62,13 +63,6 @@ from chatmill.render.official_harmony import tools_text
 if TYPE_CHECKING:
     from chatmill.render.jinja.turn_run import TurnRun
 
-TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
-"""Filters that call the method of a text of the record."""
-PASSING_FILTERS = frozenset(
-    {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
-    | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "sum", "join"}
-)
-"""Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
 TEXTUAL = (Traced, RecordValue)
 """Types that are written as a text of the record."""
 TEXTS = frozenset({str, Traced})
@@ -327,6 +321,7 @@ def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[s
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a filter that keeps origins by itself, or one that makes no text of the record's texts."""
+    origin = FILTERS[name].origin if name in FILTERS else Origin.LOST
 
     def traced(*arguments: Any, **named: Any) -> Any:
         values = [argument for argument in arguments if not isinstance(argument, PASSED)]
@@ -336,7 +331,8 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
             )
         if name == "format" and may_hold(values) and not named:
             return _formatted(values[0], values[1:])
-        if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and isinstance(values[0], TEXTUAL)):
+        is_of_method = origin is Origin.OF_METHOD and isinstance(values[0], TEXTUAL)
+        if origin is not Origin.PASSED and not is_of_method:
             return by_value(filter_, arguments, named, f"the filter {name}")
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(argument) for key, argument in named.items()}
