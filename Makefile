@@ -91,7 +91,7 @@ test-trainers: setup
 			--target .trainers/$$name -r $$pins || exit 1; \
 		cp $$pins .trainers/$$name.txt; \
 	done
-	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py tests/rollouts
+	$(BIN)/python -m pytest -m trainers tests/export tests/images/test_training.py tests/rollouts tests/trainers
 
 # Files that agents' own packages write, and other readers of such files, anew: they want a newer Python than we do. harbor is
 # installed without what it depends on, of which its converters need two small packages.

@@ -26,13 +26,13 @@ FLOORS = (
     {"compiler"},
     {"prove"},
     {"auditor", "export"},
-    {"dataset", "distill"},
+    {"dataset", "distill", "trainers"},
     {"cli"},
     {"__main__"},
 )
 """From the ground up: a room imports from the floors below its own, and nothing from its own floor or from above."""
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-TORCH_ROOMS = {"train", "megatron", "torchtitan"}
+TORCH_ROOMS = {"train", "trainers", "megatron", "torchtitan"}
 TORCH_FILES = {"load/collate.py", "load/reference_kernels.py"}
 CORE_ONLY = {"numpy", "xxhash"}
 

@@ -38,13 +38,12 @@ def moved(logits: Logits, ids: torch.Tensor, bounds: Bounds, *, most: int = 3) -
 
 def bounds_of(rows: list[list[int]], documents: set[tuple[int, ...]]) -> Bounds:
     """Where the documents of a dataset are in rows of ids; whatever follows the last one of a row is padding."""
-    longest = max(map(len, documents))
     by_length = sorted({len(document) for document in documents}, reverse=True)
     found: Bounds = []
     for number, row in enumerate(rows):
         at = 0
         while at < len(row):
-            sizes = (size for size in by_length if size <= longest and tuple(row[at : at + size]) in documents)
+            sizes = (size for size in by_length if size <= len(row) - at and tuple(row[at : at + size]) in documents)
             size = next(sizes, 0)
             if not size:
                 break

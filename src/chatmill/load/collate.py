@@ -162,6 +162,9 @@ class DataCollatorForCausalLM:
     these, and `mask_document_starts`, allow it.
     """
 
+    float_columns: tuple[str, ...] = ("logprobs",)
+    """Columns of features that the batch has too: unshifted, 0 on padding."""
+
     def __init__(
         self,
         tokenizer: Any,
@@ -274,10 +277,11 @@ class DataCollatorForCausalLM:
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
-        if carried(features, "logprobs"):
-            logprobs = [as_numpy(feature["logprobs"])[:most] for feature in features]
-            check_lengths("logprobs", logprobs, rows)
-            batch["logprobs"] = _grid(logprobs, real, 0, np.float32)
+        for name in self.float_columns:
+            if carried(features, name):
+                values = [as_numpy(feature[name])[:most] for feature in features]
+                check_lengths(name, values, rows)
+                batch[name] = _grid(values, real, 0, np.float32)
         if all(carried(features, name) for name in TEACHER_COLUMNS):
             batch |= teacher_grids(features, real, most)
         if self._needs is not None and position_ids_on:
