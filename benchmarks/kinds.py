@@ -1,6 +1,6 @@
 """Every kind of input, read alone and compiled: megabytes a second of one core, side by side with an older version.
 
-    python -m benchmarks.kinds [--quick] [--json] [--size BYTES] [--before FOLDER]
+    python -m benchmarks.kinds [--quick] [--json] [--size BYTES] [--rounds N] [--before FOLDER]
 
 The bundled conversations, tiled with changed words, are written as each kind of record, and some kinds in several
 containers. *Read* gives columns: lines by `read_lines`, rows of Parquet and of tables by `read_rows`, with unpacking
@@ -8,8 +8,8 @@ what is packed. *Compiled* is all work on a chunk, with tokenizer and template l
 of the build. Megabytes are those of the records as JSON lines, whatever the file has, so that all containers compare.
 
 `--before`: the folder of a checkout of another version with its compiled part. Each version runs in a process of its
-own, which is started anew for every round; they take turns. The time is that of the processor, the least of all
-rounds: other work on the machine only adds to it.
+own, and they take turns with every single reading of a file, so that both meet the same other work on the machine. The
+time is that of the processor, the least of all rounds: other work only adds to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE, QUICK_SIZE = 8_000_000, 400_000
-ROUNDS = 2
+ROUNDS, QUICK_ROUNDS = 9, 1
 Record = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 TOOLS = ("bfcl", "glaive_toolcall", "reason_tool_use", "gpteacher_toolformer")
@@ -210,60 +210,84 @@ def read_alone(path: Path) -> int:
     return count
 
 
-def seconds_of(folder: Path, work: Path) -> dict[str, dict[str, float]]:
-    """CPU seconds of reading and of compiling every file, in this process and with its version of Chatmill."""
+class Version:
+    """A process that runs one version of Chatmill, and measures what it is told to."""
+
+    def __init__(self, root: Path, folder: Path, work: Path) -> None:
+        """`root` is the checkout, `folder` has the inputs."""
+        environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+        command = [sys.executable, str(Path(__file__)), "--child", str(folder), str(work)]
+        self._process = subprocess.Popen(
+            command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def measure(self, what: str, file: str) -> dict[str, float]:
+        """Measure one thing about a file."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([what, file]) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, float] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(folder: Path, work: Path) -> None:
+    """Measure what the parent asks for, line by line, with the version of this process."""
+    from benchmarks.builds import Bench
+
+    benches: dict[str, Bench] = {}
+    for line in sys.stdin:
+        what, file = json.loads(line)
+        path = folder / file
+        if what == "compiled" and file not in benches:
+            benches = {file: bench_of(path, work / file)}
+            benches[file].compile_all()  # learns the template
+        start = time.process_time()
+        count = read_alone(path) if what == "read" else benches[file].compile_all()
+        seconds = time.process_time() - start
+        print(json.dumps({what: seconds, "conversations" if what == "read" else "tokens": count}), flush=True)
+
+
+def bench_of(path: Path, work: Path) -> Any:
+    """Plan the build of a file."""
     from msgspec import structs
 
     from benchmarks.builds import Bench, recipe_for
 
-    found: dict[str, dict[str, float]] = {}
-    for path in sorted(folder.iterdir()):
-        shape, preferences = shape_and_preferences(path)
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            count = read_alone(path)
-            times.append(time.process_time() - start)
-        recipe = recipe_for([path])
-        source = structs.replace(recipe.sources[0], **{"shape": shape} if shape == "alpaca" else {})
-        changed = structs.replace(recipe, preferences=preferences, sources=(source,), on_error="quarantine")
-        bench = Bench.of(changed, work / path.name)
-        compiled = []
-        tokens = bench.compile_all()
-        for _ in range(2):
-            start = time.process_time()
-            bench.compile_all()
-            compiled.append(time.process_time() - start)
-        found[path.name] = {"read": min(times), "compiled": min(compiled), "conversations": count, "tokens": tokens}
-    return found
-
-
-def run_version(root: Path, folder: Path, work: Path) -> dict[str, dict[str, float]]:
-    """Measure a checkout in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
-    command = [sys.executable, str(Path(__file__)), "--child", str(folder), str(work)]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-4000:])
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    shape, preferences = shape_and_preferences(path)
+    recipe = recipe_for([path])
+    source = structs.replace(recipe.sources[0], **{"shape": shape} if shape == "alpaca" else {})
+    return Bench.of(structs.replace(recipe, preferences=preferences, sources=(source,), on_error="quarantine"), work)
 
 
 def measure(size: int, before: Path | None, rounds: int) -> dict[str, Any]:
     """Write the inputs and measure the versions in turns."""
     from benchmarks.inputs import work_folder
 
-    versions = {"now": ROOT} if before is None else {"before": before, "now": ROOT}
-    best: dict[str, dict[str, dict[str, float]]] = {name: {} for name in versions}
+    roots = {"now": ROOT} if before is None else {"before": before, "now": ROOT}
+    best: dict[str, dict[str, dict[str, float]]] = {name: {} for name in roots}
     with work_folder() as work:
         inputs = work / "inputs"
         inputs.mkdir()
         sizes = write_inputs(inputs, size)
-        for number in range(rounds):
-            for name, root in versions.items():
-                for file, values in run_version(root, inputs, work / f"{name}-{number}").items():
-                    kept = best[name].setdefault(file, values)
-                    best[name][file] = {key: min(kept[key], value) for key, value in values.items()}
+        versions = {name: Version(root, inputs, work / name) for name, root in roots.items()}
+        for file in sizes:
+            for what in ("read", "compiled"):
+                for number in range(rounds):
+                    for name in list(versions)[:: 1 if number % 2 else -1]:
+                        values = versions[name].measure(what, file)
+                        kept = best[name].setdefault(file, {})
+                        best[name][file] = kept | {
+                            key: min(kept.get(key, value), value) for key, value in values.items()
+                        }
+        for version in versions.values():
+            version.end()
     return {"bytes": sizes, "seconds": best}
 
 
@@ -284,17 +308,17 @@ def table(result: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Run the command."""
     if sys.argv[1:2] == ["--child"]:
-        folder, work = map(Path, sys.argv[2:4])
-        print(json.dumps(seconds_of(folder, work)))
+        serve(Path(sys.argv[2]), Path(sys.argv[3]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="less input and one round")
     parser.add_argument("--size", type=int, help=f"bytes of each kind [{SIZE:,}]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements of each figure [{ROUNDS}]")
     parser.add_argument("--before", type=Path, help="checkout of another version")
     options = parser.parse_args()
     size = options.size or (QUICK_SIZE if options.quick else SIZE)
-    result = measure(size, options.before, 1 if options.quick else ROUNDS)
+    result = measure(size, options.before, QUICK_ROUNDS if options.quick else options.rounds)
     print(json.dumps(result) if options.json else "\n".join(table(result)))
     return 0
 

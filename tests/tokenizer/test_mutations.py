@@ -71,6 +71,7 @@ def test_a_folder_with_something_wrong_works_or_ends_in_an_error_of_chatmill(
         ("byte_level", "tokenizer.json", ("added_tokens", 0, "content"), ""),
         ("byte_level", "tokenizer.json", ("added_tokens", 0, "id"), -1),
         ("byte_level", "tokenizer.json", ("added_tokens", 0, "id"), 2**40),
+        ("byte_level", "tokenizer.json", ("added_tokens", 2, "id"), 0),
         ("byte_level", "tokenizer.json", ("added_tokens", 2, "special"), "x"),
         ("byte_level", "tokenizer.json", ("normalizer", "type"), []),
         ("with_bytes", "tokenizer.json", ("normalizer", "normalizers", 0), {"type": "Prepend"}),

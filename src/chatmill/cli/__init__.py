@@ -9,6 +9,9 @@ import sys
 def main() -> None:
     """Run the command line; a mistake in data, options or files ends in one message and no traceback."""
     try:
+        import gc
+
+        gc.set_threshold(100_000)  # what a command loads and makes holds few cycles: looking is a tenth of a short one
         from chatmill.cli.app import run_command
 
         status = run_command()

@@ -181,6 +181,11 @@ class HuggingFaceBackend:
         with _told_as_errors("this vocabulary cannot encode text"):
             return _flat([encoding.ids for encoding in encode(list(texts), add_special_tokens=False)])
 
+    def id_of(self, token: str) -> int | None:
+        """Look up the id of a token; None if the vocabulary does not have it."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
     def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
         """Count, for each text, the tokens that start before character `cuts[i]`."""
         if not hasattr(self._tokenizer, "normalizer"):

@@ -56,7 +56,7 @@ def tokenizer_from_json(
         if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
             engine = Engine.FAST
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
-    reference, fast = _engines(file, file.stripped(hidden, ordinary), name, engine)
+    reference, fast = _engines(file, file.stripped(hidden, ordinary), ordinary, name, engine)
     named = named_tokens_of(config or {})
     forms = [step.get("type") for step in rule_steps(file.rules("normalizer"), "normalizers")]
     form = "" if not forms else forms[0] if len(forms) == 1 and forms[0] in NORMAL_FORMS else None
@@ -101,9 +101,17 @@ def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozense
 
 
 def _engines(
-    file: TokenizerJson, stripped: bytes, name: str, engine: Engine
+    file: TokenizerJson, stripped: bytes, ordinary: frozenset[str], name: str, engine: Engine
 ) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
-    """Load the reference engine and, if it is wanted, loads and agrees on the probe, the fast one."""
+    """Load the reference engine and, if it is wanted, loads and agrees on the probe, the fast one.
+
+    Args:
+        file: The tokenizer.json.
+        stripped: The same for a text engine.
+        ordinary: The added tokens that text may spell.
+        name: What errors call the tokenizer.
+        engine: Which engines are wanted.
+    """
     if engine is Engine.UNCHECKED:
         return HuggingFaceBackend(stripped), GigatokenBackend.from_json(stripped)
     try:
@@ -111,6 +119,7 @@ def _engines(
     except Exception as error:  # the library raises bare Exception
         refuse_out_of_memory(error, f"{name} cannot be loaded")
         raise TokenizerError(f"{name} cannot be loaded: {error}") from None
+    _refuse_other_ids(file, reference, ordinary, name)
     if engine is Engine.REFERENCE:
         return reference, None
     try:
@@ -122,6 +131,18 @@ def _engines(
     except ENGINE_FAILURES:
         return reference, None
     return reference, fast if agrees else None
+
+
+def _refuse_other_ids(file: TokenizerJson, reference: HuggingFaceBackend, ordinary: frozenset[str], name: str) -> None:
+    """Refuse a file whose ids of added tokens are not those that `tokenizers` counts: engines would differ."""
+    for token in file.added_tokens:
+        content = token["content"]
+        counted = reference.id_of(content) if content in ordinary else token["id"]
+        if counted != token["id"]:
+            raise TokenizerError(
+                f"{name}: {content!r} is id {token['id']} in tokenizer.json, but `tokenizers`, which counts, gives it "
+                f"{counted}: write the file again with the library that made it"
+            )
 
 
 def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: str) -> dict[str, int]:

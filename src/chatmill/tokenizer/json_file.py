@@ -207,8 +207,23 @@ class TokenizerJson:
         """sha256 of vocabulary, merges and rules, whichever way and in whichever order the file writes them."""
         model = {name: self.model(name) for name in self._model if name not in ("vocab", "merges")}
         flags = {name: value for name, value in model.items() if value not in (None, False, "")}
-        rules = [flags, self.vocab, self.part("normalizer"), self.part("pre_tokenizer")]
-        return hashlib.sha256(msgspec.json.encode(rules, order="sorted") + self._canonical_merges()).hexdigest()
+        rules = [flags, self.part("normalizer"), self.part("pre_tokenizer")]
+        digest = hashlib.sha256(msgspec.json.encode(rules, order="sorted"))
+        for part in (*self._canonical_vocab(), self._canonical_merges()):
+            digest.update(part)
+        return digest.hexdigest()
+
+    def _canonical_vocab(self) -> tuple[bytes, bytes]:
+        """Write the tokens as JSON, in the order of their ids, and the ids; or (Unigram) the pairs and nothing."""
+        vocab = self.vocab
+        if not isinstance(vocab, dict):
+            return msgspec.json.encode(vocab), b""
+        tokens = list(vocab)
+        ids = np.fromiter(vocab.values(), dtype="<i8", count=len(tokens))
+        if not (np.diff(ids) > 0).all():  # sorting takes most of the time, and files mostly are sorted
+            tokens.sort(key=lambda token: (vocab[token], token))
+            ids.sort()
+        return msgspec.json.encode(tokens), ids.tobytes()
 
     def _canonical_merges(self) -> bytes:
         """Write the merges as JSON pairs without white space and needless escapes."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.gc_pause import without_collector
 from chatmill.core.json_files import read_object
 from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.backends import Engine
@@ -41,7 +42,8 @@ def load_tokenizer(
     """
     if engine not in list(Engine):
         raise UnknownNameError("engine", engine, [str(name) for name in Engine])
-    tokenizer = _load(source, Engine(engine), strict_text)
+    with without_collector():  # vocabularies are hundreds of thousands of objects without cycles
+        tokenizer = _load(source, Engine(engine), strict_text)
     return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
 
 
