@@ -142,6 +142,9 @@ MEMORY_TAKERS = {
     "a set block": "{% set t %}" + repeated("{{ 'x' * 90000 }}") + "{% endset %}{{ t }}",
     "a sum of lists": "{{ (range(99999)|map('string')|map('list'))|sum(start=[])|length }}",
     "a sum of tuples": "{{ ([(1,)] * 99999)|sum(start=())|length }}",
+    "filter blocks that replace": "{% filter replace('x', 'xxxxxxxxxx') %}" * 20 + "x" + "{% endfilter %}" * 20,
+    "record text joined to itself": "{% set ns = namespace(t=messages[0].content) %}"
+    + repeated("{% set ns.t = ns.t ~ ns.t %}", times=60),
 }
 SHARED = {
     name: doubled(use)
@@ -270,6 +273,11 @@ SLOW = {
     + repeated("{% set ns.t = ns.t[1:] %}"),
     "record text doubled": "{% set ns = namespace(t=messages[0].content) %}"
     + repeated("{% set ns.t = ns.t + ns.t %}", times=30),
+    "a long text in a list of long texts": "{% set l = ['x' * 9000000 ~ 'a'] * 9000 %}{{ ('x' * 9000000 ~ 'b') in l }}",
+    "startswith many texts": repeated("{% set a = t.startswith(('x' * 89999 ~ 'y',) * 9999) %}", set_to("'x' * 90000")),
+    "join of a list of numbers": repeated("{% set a = t|join %}", set_to(MANY)),
+    "replace in a list": repeated("{% set a = t|replace('1', '2') %}", set_to(MANY)),
+    "trim of a list": repeated("{% set a = t|trim %}", set_to(MANY)),
     "record text added": "{% set ns = namespace(t='') %}" + repeated("{% set ns.t = ns.t + messages[0].content %}"),
     "numbers doubled by +": "{% set ns = namespace(n=1) %}{% for a in range(99) %}"
     + repeated("{% set ns.n = ns.n + ns.n %}")

@@ -12,11 +12,13 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ConfigError
-from chatmill.render.jinja.limits import MESSAGE_STEPS, LimitError
+from chatmill.render.jinja import kept_values, sandbox
+from chatmill.render.jinja.limits import MESSAGE_STEPS, LimitError, measured
 from chatmill.render.jinja.operations import FILTERS, OF_TEXTS
 from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.jinja.sandbox import MAX_STEPS, PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
+from chatmill.render.jinja.turn import Turn
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import Rendered, render
 from tests.chats import chat
@@ -143,6 +145,39 @@ def test_a_list_that_is_shared_and_only_kept_is_no_fault() -> None:
     )
     rendered = written([chat(("user", "hi"), ("assistant", "a"))], of_text(text))
     assert not rendered.failed
+
+
+def test_what_is_kept_for_later_turns_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that grows in a loop is remembered after each of its turns, with all that is in it."""
+    remembered = [0]
+    remember = kept_values._recipe_of
+
+    def counted(value: Any, turn: Turn) -> Any:
+        remembered[0] += 1
+        return remember(value, turn)
+
+    monkeypatch.setattr(kept_values, "_recipe_of", counted)
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 20_000)
+    growing = "{% set ns = namespace(l=[]) %}" + greedy.repeated("{% set ns.l = ns.l + [messages[0].content] %}")
+    template = of_text(CHAT.replace("USED", growing))
+    (failed,) = written([chat(("user", "now"), ("assistant", "a"))], template).failed
+    assert "the template was stopped: it takes more than" in str(failed[1])
+    assert remembered[0] < 6 * 20_000
+
+
+def test_values_inside_of_values_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels, counts = 200, [0]
+    count = measured
+
+    def counted(values: Any) -> Any:
+        counts[0] += 1
+        return count(values)
+
+    monkeypatch.setattr(kept_values, "measured", counted)
+    deep = f"{{% for i in range({levels}) %}}{{% set ns.l = [ns.l] %}}{{% endfor %}}"
+    text = "{% set ns = namespace(l=[]) %}" + CHAT.replace("USED", deep)
+    assert not written([chat(("user", "now"), ("assistant", "a"))], of_text(text)).failed
+    assert levels < counts[0] < 20 * levels
 
 
 @pytest.mark.parametrize("name", bundled()[::8])

@@ -72,6 +72,15 @@ def refuse_address(value: Any) -> None:
         raise SecurityError(f"a value of the type {kind.__name__} has no text that is the same at every run")
 
 
+def _compared_with(text: str, container: Any) -> int:
+    """Return the characters that a text is compared with in a list: texts of another length are told by that."""
+    size = str.__len__(text)
+    if size <= SMALL or not isinstance(container, list | tuple):
+        return 0
+    items = list.__iter__(container) if isinstance(container, list) else tuple.__iter__(container)
+    return size * sum(1 for item in items if isinstance(item, str) and str.__len__(item) == size)
+
+
 class CountingSandbox(ImmutableSandboxedEnvironment):
     """A sandbox in which every operation is counted."""
 
@@ -143,7 +152,7 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
             self.budget.step(characters // SMALL)
             if not (str.isascii(separator) and all(map(str.isascii, pieces))):
                 characters *= 2
-        self.budget.step(len(pieces) // 10)
+        self.budget.step(len(pieces) // 2)
         self.budget.make(TEXT_BYTES + characters)
         return pieces
 
@@ -155,7 +164,9 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
         if isinstance(container, str) and isinstance(value, str):
             if str.__len__(container) > SMALL:
                 self.budget.step(search_steps(str.__len__(container), str.__len__(value)))
-        elif isinstance(value, str) or type(value) in SCALARS:
+        elif isinstance(value, str):
+            self.budget.step(length_of(container) // 10 + _compared_with(value, container) // SMALL)
+        elif type(value) in SCALARS:
             self.budget.step(length_of(container) // 10)
         else:
             whole = measured((value,), self.budget)

@@ -19,7 +19,7 @@ from chatmill.render.jinja.limits import (
     plain_numbers,
     text_size,
 )
-from chatmill.render.jinja.traced import plain_text
+from chatmill.render.jinja.traced import Traced, plain_text
 
 
 class Taken(NamedTuple):
@@ -136,7 +136,8 @@ def replaced(taken: Taken) -> int:
     if not isinstance(taken.first, str):
         return taken.size * (1 + taken.longest)
     count = taken.text.count(plain_text(texts[0])) if len(texts) > 1 else 0
-    return (str.__len__(taken.first) + count * str.__len__(texts[-1])) * taken.width
+    pieces = count * 2 * MADE_ITEM_BYTES if any(type(text) is Traced for text in texts) else 0
+    return pieces + (str.__len__(taken.first) + count * str.__len__(texts[-1])) * taken.width
 
 
 def joined(taken: Taken) -> int:

@@ -58,6 +58,15 @@ ABSENT = Kept(("absent",), 0, ())
 
 def recipe_of(value: Any, turn: Turn) -> Recipe:
     """Say how a turn makes a value; `Unfollowed` where that cannot be said."""
+    if type(value) in (list, tuple, dict):
+        items = measured((value,)).items
+        if items > MOST_KEPT:
+            raise Unfollowed("a value with that many values in it outlives a turn")
+        turn.run.count_kept(items)
+    return _recipe_of(value, turn)
+
+
+def _recipe_of(value: Any, turn: Turn) -> Recipe:
     kind = type(value)
     if kind is Position:
         if value.turn is not turn and any(base >= -1 for base, _ in value.form[0]):
@@ -84,10 +93,8 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
         return ("space", value._number)
     if kind in _RECORD_VALUES:
         return ("value", kind.__name__, shifted_path(value._path, -turn.own))
-    if kind in (list, tuple, dict) and measured((value,)).items > MOST_KEPT:
-        raise Unfollowed("a value with that many values in it outlives a turn")
     if kind in (list, tuple):
-        return ("list", kind is tuple, tuple(recipe_of(item, turn) for item in value))
+        return ("list", kind is tuple, tuple(_shared_recipe_of(item, turn) for item in value))
     if kind is dict:
         return ("dict", _entries(value, turn))
     if isinstance(value, Undefined):
@@ -103,8 +110,15 @@ def _entries(value: dict[Any, Any], turn: Turn) -> tuple[Recipe, ...]:
     for key, item in value.items():
         if type(key) is Traced and any(e is not None and e[0] != "const" for _, e in key.pieces()):
             raise Unfollowed("a text of the record is the key of an object that outlives its turn")
-        entries += [recipe_of(key, turn), recipe_of(item, turn)]
+        entries += [_shared_recipe_of(key, turn), _shared_recipe_of(item, turn)]
     return tuple(entries)
+
+
+def _shared_recipe_of(value: Any, turn: Turn) -> Recipe:
+    """Return the recipe of a value inside of others: a list that grows turn by turn has the same ones in each."""
+    recipe = _recipe_of(value, turn)
+    shared: Recipe = turn.run.recipes.setdefault(recipe, recipe)
+    return shared
 
 
 def _recipe_of_callable(value: Any, turn: Turn) -> Recipe:
@@ -122,11 +136,11 @@ def _recipe_of_callable(value: Any, turn: Turn) -> Recipe:
     owner = getattr(value, "__self__", None)
     if owner is None or getattr(owner, value.__name__, None) != value:
         raise Unfollowed(f"a function of type {type(value).__name__} outlives a turn")
-    return ("method", value.__name__, recipe_of(owner, turn))
+    return ("method", value.__name__, _recipe_of(owner, turn))
 
 
 def _border(value: int, turn: Turn) -> Form:
-    form: Form = recipe_of(value, turn)[1] if type(value) is Position else constant_form(value)
+    form: Form = _recipe_of(value, turn)[1] if type(value) is Position else constant_form(value)
     return form
 
 

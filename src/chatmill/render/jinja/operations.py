@@ -104,6 +104,11 @@ def search_steps(size: int, part: int) -> int:
     return size * min(max(part, 1), 100 if size < 30_000 else 8) // 400
 
 
+def begun(taken: Taken) -> int:
+    """Return the steps of comparing a text's beginning or end with all texts that are given."""
+    return taken.whole.items + taken.whole.size // 1_000
+
+
 def backwards(taken: Taken) -> int:
     """Return the steps of a search from the end, or of stripping characters."""
     part = max((str.__len__(value) for value in taken.rest if isinstance(value, str)), default=1)
@@ -230,7 +235,8 @@ OF_TEXTS = {
     **dict.fromkeys(("split", "partition"), SPLIT),
     **dict.fromkeys(("rsplit", "rpartition"), SPLIT_FROM_END),
     "splitlines": Operation(lines, per(250)),
-    **dict.fromkeys(("find", "index", "count", "startswith", "endswith"), SEARCH),
+    **dict.fromkeys(("find", "index", "count"), SEARCH),
+    **dict.fromkeys(("startswith", "endswith"), Operation(nothing, begun)),
     **dict.fromkeys(("rfind", "rindex"), Operation(nothing, backwards)),
     **dict.fromkeys((f"is{kind}" for kind in IS), ASKED),
 }
@@ -264,7 +270,8 @@ def charge(operation: Operation, first: Any, rest: tuple[Any, ...], budget: Budg
         return 0
     whole = measured((first, *rest) if operation.looks_inside else _shallow(first, rest), budget)
     taken = Taken(first, rest, whole, length_of(first))
-    budget.step(operation.work(taken))
+    written = 2 * whole.items if operation.looks_inside and not isinstance(first, str) else 0
+    budget.step(operation.work(taken) + written)
     growth = operation.growth(taken)
     if isinstance(first, Markup) or any(isinstance(value, Markup) for value in rest):
         growth *= 6  # what is put into a safe text is escaped

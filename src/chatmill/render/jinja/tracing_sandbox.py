@@ -24,7 +24,7 @@ from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import MAX_DEPTH, LimitError
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.message_fields import MessageFields
-from chatmill.render.jinja.operations import FILTERS, Origin
+from chatmill.render.jinja.operations import FILTERS, SMALL, Origin
 from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
@@ -68,6 +68,8 @@ TEXTUAL = (Traced, RecordValue)
 TEXTS = frozenset({str, Traced})
 SINGLE = frozenset({bool, type(None)})
 """Types whose equal values are one object."""
+PIECE_BYTES = 128
+"""What an origin and its piece of a text take while texts are put together."""
 TRACED_STEPS = 6
 """Steps of what is asked or made of a text of the record, beside those of a plain one."""
 
@@ -163,7 +165,7 @@ class TracingSandbox(PlainSandbox):
     def counted_text(self, text: str, more: int = 0) -> str:
         """Return a text, after counting it with its origins."""
         if type(text) is Traced:
-            self.budget.step(TRACED_STEPS)
+            self.budget.step(TRACED_STEPS + len(text._atoms))
             _refuse_deep(text)
         return super().counted_text(text, more)
 
@@ -181,7 +183,12 @@ class TracingSandbox(PlainSandbox):
 
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one after another, with their origins."""
-        return without_empty(joined(self.counted_texts(texts)))
+        pieces = self.counted_texts(texts)
+        atoms = sum(len(text._atoms) for text in pieces if type(text) is Traced)
+        if atoms > SMALL:
+            self.budget.step(atoms)
+            self.budget.refuse_above(PIECE_BYTES * atoms)
+        return without_empty(joined(pieces))
 
     def is_in(self, value: Any, container: Any) -> bool:
         """Return the operator `in`, also for a traced text in a plain one."""
@@ -373,9 +380,11 @@ def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     if type(text) is Traced:
         replaced: str = text.replace(old, new, count)
         return replaced
-    if may_hold([old, new]) and not (old and type(old) is str):
+    if not may_hold([old, new]):
+        return text.replace(old, new, count)
+    if not old or type(old) is not str:
         raise OriginLost("texts of the record replaced in a text")
-    return joined(text.split(old, count), new) if old else text.replace(old, new, count)
+    return joined(text.split(old, count), new)
 
 
 def _formatted(form: Any, values: Sequence[Any]) -> str:

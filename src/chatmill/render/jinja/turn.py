@@ -71,6 +71,11 @@ class Replies(Notes):
         """Messages that the template was given."""
         self.macros: dict[CodeType, Macro] = {}
         """Macros of the template that outlive a turn, by the place where they are defined."""
+        self.recipes: dict[Any, Any] = {}
+        """Recipes of values inside of others, each of which is there once."""
+
+    def count_kept(self, items: int) -> None:
+        """Count a value with so many in it that outlives a turn."""
 
     @cached_property
     def messages(self) -> Sequence[Message]:

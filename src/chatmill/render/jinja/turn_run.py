@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-import jinja2
 from jinja2.runtime import Macro, Undefined
 from jinja2.utils import missing
 
 from chatmill.core.native.replayer import KnownTurns
+from chatmill.render.jinja.counting import CountingSandbox
 from chatmill.render.jinja.expressions import Expression, Question, evaluate
 from chatmill.render.jinja.kept_values import (
     ABSENT,
@@ -64,14 +64,18 @@ class Handed(NamedTuple):
 class TurnRun(Replies):
     """One rendering of the first messages of a conversation."""
 
-    def __init__(self, view: RecordView, count: int, tries: Replay, environment: jinja2.Environment) -> None:
+    def __init__(self, view: RecordView, count: int, tries: Replay, environment: CountingSandbox) -> None:
         """Nothing has run yet."""
         super().__init__(view, count, tries.shapes)
-        self.tries, self.undefined = tries, environment.undefined
+        self.tries, self.undefined, self._environment = tries, environment.undefined, environment
         self.global_values = environment.globals
         self.global_names = {id(value): name for name, value in environment.globals.items()}
         self.called: LoopBody | None = None
         """The body whose turns run without the root."""
+
+    def count_kept(self, items: int) -> None:
+        """Count a value with so many in it that outlives a turn."""
+        self._environment.budget.step(items)
 
     # ---- state
 
@@ -80,6 +84,8 @@ class TurnRun(Replies):
         turn, key = self.turn, (number, name)
         if key not in turn.live:
             value = self.spaces[number].get(name, ABSENT)
+            if value.recipe[0] in ("list", "dict"):
+                self.count_kept(len(value.recipe[-1]))
             turn.trace.append((("state", number, name), seen(value.recipe, value.own - turn.own)))
             if value is ABSENT:
                 raise AttributeError(name)
