@@ -113,7 +113,7 @@ def test_an_unfinished_build_is_continued_or_replaced_where_nothing_is_done(
         receipt.unlink()
     done = call(*OTHER)
     assert done.status == 0
-    assert "replaces a build of something else" in done.error
+    assert "holds an unfinished build with other options: starting over" in done.error
     assert leftovers(tmp_path / "out") == []
 
 
@@ -126,7 +126,7 @@ def test_a_failed_build_does_not_block_the_corrected_one(call: Call, recipe: Pat
     (tmp_path / "out" / "mine.txt").write_text("not of the build")
     corrected = call("build", "chats.jsonl", "-o", "out", *options)
     assert corrected.status == 0, corrected.error
-    assert corrected.error.count("out: replaces a build of something else that published nothing") == 1
+    assert corrected.error.count("out holds an unfinished build with other options: starting over") == 1
     (tmp_path / "out" / "mine.txt").unlink()
     assert leftovers(tmp_path / "out") == []
     assert call("build", "chats.jsonl", "-o", "fresh", *options).status == 0

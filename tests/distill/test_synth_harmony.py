@@ -122,10 +122,26 @@ def test_bad_rows_in_quarantine(tmp_path: Path) -> None:
     assert result.manifest["rejected"]["no_synth_id"] == 3
 
 
+def test_all_missing_columns_are_named_at_once_with_the_likely_ones(tmp_path: Path) -> None:
+    (tmp_path / "qa.csv").write_text("question,answer\n2 + 2?,4\n3 + 3?,6\n")
+    with pytest.raises(DataError, match="no 'query', no 'reasoning' or 'synthetic_reasoning', no 'synth_id'") as caught:
+        write_synth_harmony(tmp_path / "qa.csv", tmp_path / "out")
+    ways = "it has question, answer. Use --column query=question --column reasoning=YOURS --column synth_id=YOURS"
+    assert ways in str(caught.value)
+    assert "number_rows=true (--set)" in str(caught.value)
+    assert "allow_no_reasoning=true (--set)" in str(caught.value)
+    columns = {"query": "question"}
+    numbered = write_synth_harmony(
+        tmp_path / "qa.csv", tmp_path / "out", columns=columns, allow_no_reasoning=True, number_rows=True
+    )
+    ids = [row["synth_id"] for row in shard_rows(numbered.directory)]
+    assert ids == [f"{tmp_path}/qa.csv:row {number}" for number in (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("error", "match", "wrong"),
     [
-        (DataError, r"none of the 3 rows could be used; the first: .*Use --column synth_id=YOURS", {"inputs": "bad"}),
+        (DataError, r"none of the 3 rows could be used; the first: .*--column synth_id=YOURS", {"inputs": "bad"}),
         (DataError, "there is no row", {"inputs": "empty"}),
         (ConfigError, "holds no file", {"inputs": "folder"}),
         (ConfigError, "is there already", {"out": "folder"}),

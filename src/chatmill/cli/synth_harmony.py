@@ -21,7 +21,7 @@ from chatmill.cli import options
 from chatmill.cli.options import argument, option
 from chatmill.errors import ConfigError
 
-KEYS = {"opening": str, "allow_no_reasoning": bool, "shards": int}
+KEYS = {"opening": str, "allow_no_reasoning": bool, "number_rows": bool, "shards": int}
 
 
 def command(
@@ -31,7 +31,8 @@ def command(
         list[str] | None, option("--column", "NAME=YOURS", "Your name for query, reasoning, answer, synth_id, ...")
     ] = None,
     settings: Annotated[
-        list[str] | None, option("--set", "KEY=VALUE", "opening=FILE, allow_no_reasoning=true, shards=N.")
+        list[str] | None,
+        option("--set", "KEY=VALUE", "opening=FILE, allow_no_reasoning=true, number_rows=true, shards=N."),
     ] = None,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
     workers: Annotated[int | None, options.WORKERS] = None,

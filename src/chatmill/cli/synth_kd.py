@@ -78,6 +78,7 @@ def command(
 
 def _show(result: SynthKDResult) -> None:
     """Print what the dataset holds, a line per split."""
+    from chatmill.compiler.progress import rate_words
     from chatmill.compiler.run import Outcome
     from chatmill.store.kd import blend_arguments
 
@@ -96,7 +97,6 @@ def _show(result: SynthKDResult) -> None:
         reasons = ", ".join(f"{count:,} {code}" for code, count in failed["reasons"].items())
         typer.secho(f"  {failed['rows']:,} rows could not be used ({reasons}): see {failed['file']['path']}", fg="red")
     if result.outcome is Outcome.BUILT:
-        rate = tokens / max(result.seconds, 1e-9) / 1e6
         typer.echo(f"  {result.audited:,} rows compared with the official renderer, no difference")
         typer.echo(f"  for Megatron-LM:\n{blend_arguments(result.root)}")
-        typer.echo(f"{result.root} in {result.seconds:.1f} s ({rate:.1f} M tokens/s)")
+        typer.echo(f"{result.root} in {result.seconds:.1f} s ({rate_words(tokens, result.seconds)})")

@@ -193,7 +193,7 @@ def _run(
     """Return the build itself, or a share of it."""
     directory, recipe, work = build.directory, build.recipe, work_folder(build.directory).absolute()
     if share is None and forget_failed(directory, SPLITS, RECEIPTS, build.fingerprint):
-        warnings.warn(f"{directory}: replaces a build of something else that published nothing", stacklevel=3)
+        warnings.warn(f"{directory} holds an unfinished build with other options: starting over", stacklevel=3)
         if driver is not None:
             driver.forget()
     finished = read_manifest(directory)

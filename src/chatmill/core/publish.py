@@ -38,6 +38,7 @@ WAYS_OUT = {
     errno.EPERM: _REFUSED,
     errno.EROFS: _REFUSED,
     errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EEXIST: "something of this name is there and is no folder; choose another name",
     errno.ENOENT: "check that the path is right and that nothing else is deleting files there",
     errno.ENOTDIR: "a part of this path is a file; choose another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n) or use fewer workers",

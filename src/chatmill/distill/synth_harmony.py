@@ -26,6 +26,7 @@ from chatmill.core.message_parser import checked_text, json_type
 from chatmill.core.publish import join_files, storing, whole_folder
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError, member
+from chatmill.read.field_maps import guessed_map
 from chatmill.read.files import read_records
 from chatmill.store.episode_layout import MANIFEST
 
@@ -78,6 +79,7 @@ def write_synth_harmony(
     opening: Mapping[str, Any] = DEFAULT_OPENING,
     columns: Mapping[str, str] | None = None,
     allow_no_reasoning: bool = False,
+    number_rows: bool = False,
     shards: int = SHARDS,
     on_error: str = OnError.FAIL,
     workers: int | None = None,
@@ -88,6 +90,7 @@ def write_synth_harmony(
     - `opening`: the `system` message, by its fields, and the text of the `developer` message; one may be missing.
     - `columns`: names of the input's columns if they are not those of `COLUMNS`, as {"answer": "response"}.
     - `allow_no_reasoning`: a row without reasoning becomes a conversation without an analysis message.
+    - `number_rows`: a row without `synth_id` or `id` has its file and number as its id.
     - `shards`: Parquet files, at most one for each input file; so many workers can be busy.
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
@@ -96,6 +99,8 @@ def write_synth_harmony(
     _check_names("column", theirs, COLUMNS, "Give THIS=YOURS, as answer=response.")
     names = {name: [theirs[name]] if name in theirs else list(ours) for name, ours in COLUMNS.items()}
     config: dict[str, Any] = {"columns": names, "allow_no_reasoning": allow_no_reasoning}
+    if number_rows:
+        config["number_rows"] = True
     rows = HarmonyRows(opening=opening_messages(opening), **config)
     sources = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     files = [str(path) for path in local_paths([os.fspath(path) for path in sources])]
@@ -162,16 +167,25 @@ class HarmonyRows:
     columns: Mapping[str, Sequence[str]]
     """The names of each of `COLUMNS`."""
     allow_no_reasoning: bool = False
+    number_rows: bool = False
+    """Whether a row without an id has its file and number as its id."""
 
-    def row(self, record: object) -> tuple[str, ...]:
-        """Return the five values of one output row; a `RecordError` without a place if it cannot be used."""
+    def row(self, record: object, where: str = "") -> tuple[str, ...]:
+        """Return the five values of one output row; a `RecordError` without a place if it cannot be used.
+
+        Args:
+            record: The row as it was read.
+            where: Its file and number.
+        """
         if not isinstance(record, Mapping):
             raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")
-        synth_id = self._text(record, "synth_id")
+        has_id = any(name in record for name in self.columns["synth_id"])
+        synth_id = self._text(record, "synth_id") if has_id else where
         try:
+            self._refuse_missing(record)
             texts = {name: self._text(record, name) for name in TEXTS}
         except RecordError as error:
-            error.record_id = synth_id
+            error.record_id = synth_id if has_id else ""
             raise
         messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": texts["query"]}]}]
         for channel, text in (("analysis", texts["reasoning"]), ("final", texts["answer"])):
@@ -181,6 +195,35 @@ class HarmonyRows:
         written = json.dumps({"messages": messages}, ensure_ascii=False)
         about = json.dumps({"synth_id": synth_id}, ensure_ascii=False)
         return written, about, synth_id, texts["language"], texts["exercise"]
+
+    def _refuse_missing(self, record: Mapping[str, Any]) -> None:
+        """Raise a `RecordError` that names all columns which the row lacks, with the likely one for each."""
+        optional = ["language", "exercise"]
+        if self.allow_no_reasoning:
+            optional.append("reasoning")
+        if self.number_rows:
+            optional.append("synth_id")
+        missing: list[str] = []
+        for name, names in self.columns.items():
+            if name not in optional and not any(column in record for column in names):
+                missing.append(name)
+        if not missing:
+            return
+
+        guess = guessed_map(record) or {}
+        likely = {"query": guess.get("user"), "answer": guess.get("assistant")}
+        lacks = ", ".join(f"no {' or '.join(map(repr, self.columns[name]))}" for name in missing)
+        keys = ", ".join(map(str, list(record)[:12])) or "no fields"
+        ways = " ".join(f"--column {name}={likely.get(name) or 'YOURS'}" for name in missing)
+        more = ""
+        if "synth_id" in missing:
+            more += "; number_rows=true (--set) takes the file and number of a row as its id"
+        if "reasoning" in missing:
+            more += "; allow_no_reasoning=true (--set) writes rows without analysis"
+        first = missing[0]
+        raise RecordError(
+            f"the row has {lacks}; it has {keys}. Use {ways}{more}", code=f"no_{first}", path=self.columns[first][0]
+        )
 
     def _text(self, record: Mapping[str, Any], name: str) -> str:
         is_id, names = name == "synth_id", self.columns[name]
@@ -194,12 +237,8 @@ class HarmonyRows:
             raise RecordError(f"{column!r} must be a string, found {json_type(value)}", code="field_type", path=column)
         if name in ("language", "exercise") or (name == "reasoning" and self.allow_no_reasoning):
             return ""
-        if column in record:
-            hint = "; allow_no_reasoning=true (--set) writes such rows without analysis" if name == "reasoning" else ""
-            message = f"{column!r} is {'empty' if value == '' else json_type(value)}; every row needs one{hint}"
-        else:
-            known, keys = " or ".join(map(repr, names)), ", ".join(map(str, list(record)[:12]))
-            message = f"the row has no {known}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
+        hint = "; allow_no_reasoning=true (--set) writes such rows without analysis" if name == "reasoning" else ""
+        message = f"{column!r} is {'empty' if value == '' else json_type(value)}; every row needs one{hint}"
         raise RecordError(message, code=f"no_{name}", path=column)
 
 
@@ -259,7 +298,7 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
             try:
                 if raw.error is not None:
                     raise raw.error
-                yield job.rows.row(raw.value)
+                yield job.rows.row(raw.value, raw.where)
             except RecordError as error:
                 error.where = raw.where
                 if job.on_error is OnError.FAIL:

@@ -74,7 +74,7 @@ def mapped_shape(text: str) -> Shape:
     if "reasoning" in labels:
         labels["reasoning"] = (labels["reasoning"],)
     form = _listed(keys_of) if "messages" in keys_of else _turns(keys_of)
-    shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
+    shape = Shape(name=f"map {map_words(fields)}", definition=text, hint=_close_field, **form, **labels)
     turns = [key for _, keys in shape.turns for key in keys]
     outside = [
         *shape.lists,
@@ -93,6 +93,14 @@ def mapped_shape(text: str) -> Shape:
         if getattr(shape, name) in MESSAGE_FIELDS - {name}:
             raise ConfigError(f"{name!r} cannot be {getattr(shape, name)!r}, which means something else in a message")
     return shape
+
+
+def _close_field(record: Mapping[str, Any], field: str) -> str:
+    """Name the field of a record that was meant, for the error about a field that is missing."""
+    import difflib
+
+    close = difflib.get_close_matches(field, list(map(str, record)), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def _listed(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:

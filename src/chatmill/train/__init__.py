@@ -2,4 +2,4 @@
 
 from chatmill.errors import need
 
-need("torch", "training")
+need("torch", "running a model")
