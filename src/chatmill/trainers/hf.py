@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from chatmill.errors import ConfigError
 from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.train.losses import token_losses
 from chatmill.trainers.rows import WEIGHTS
 
 REAL = "is_token"
@@ -44,3 +46,37 @@ def sum_of_weights(trainer: Any, batches: Sequence[Mapping[str, Any]], device: t
         total = trainer.accelerator.gather(total).sum()
     ranks_alike = int(trainer.get_tp_size())
     return total / ranks_alike
+
+
+class WeightsInLoss:
+    """What makes a `Trainer` whose model computes its own loss weigh its tokens; a base class in front of it."""
+
+    def compute_loss(
+        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Compute `sum(weight * loss)`, divided by what the step is divided by."""
+        if WEIGHTS not in inputs:
+            given = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+            return super().compute_loss(model, inputs, **given)  # type: ignore[misc]
+
+        inputs = dict(inputs)
+        weights = inputs.pop(WEIGHTS)[:, 1:]
+        labels = inputs.pop("labels")[:, 1:]
+        outputs = model(**inputs)
+        if getattr(outputs, "aux_loss", None) is not None:
+            raise ConfigError(
+                "the model adds a loss of its own (output_router_logits), for which weights have no share: turn it "
+                "off, or build with weights of 0 and 1"
+            )
+        divisor = weights.sum() if num_items_in_batch is None else num_items_in_batch
+        losses = token_losses(outputs.logits[:, :-1], labels) * weights
+        loss = losses.sum() / torch.as_tensor(divisor).clamp(min=torch.finfo(torch.float32).tiny)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * (self.accelerator.num_processes / self.get_tp_size())
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> Any:
+        """Return what the loss of a step is divided by."""
+        if batch_samples and WEIGHTS in batch_samples[0]:
+            return sum_of_weights(self, batch_samples, device)
+        return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
