@@ -9,6 +9,7 @@ from pathlib import Path
 
 from chatmill.compiler.run import run_build
 from chatmill.core.publish import storing
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.receipts import read_manifest
 
 RECIPES = (".yaml", ".yml")
@@ -46,3 +47,11 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     with storing(name), open(name, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def split_of(address: str) -> tuple[str, str]:
+    """Return a dataset and one of its splits, for trainers that name each by one text: `built` or `built/val`."""
+    dataset, _, last = address.rstrip("/").rpartition("/")
+    if dataset and last in SPLITS:
+        return dataset, last
+    return address, SPLITS[0]
