@@ -102,6 +102,7 @@ test-agents: setup
 	.agents/venv/bin/pip install -q --disable-pip-version-check --no-deps harbor==0.25.0
 	rm -rf .agents/data && cp -r tests/data/agents .agents/data && rm -r .agents/data/openhands
 	.agents/venv/bin/python tools/agent_files/openhands_run.py .agents/data
+	.agents/venv/bin/python tools/agent_files/litellm_payloads.py .agents/data
 	.agents/venv/bin/python tools/agent_files/other_readers.py .agents/data
 	CHATMILL_AGENT_DATA=$(CURDIR)/.agents/data $(BIN)/python -m pytest tests/read -k agents
 

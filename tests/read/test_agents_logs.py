@@ -14,7 +14,7 @@ from chatmill.read.agents.branches import UnknownPrompt
 from chatmill.read.agents.request_logs import CallJoiner
 from chatmill.read.agents.streams import join_stream, stream_events
 from chatmill.read.conversations import ConversationFile
-from tests.read.agent_runs import codes, lacks, records_of, trained_texts, write_lines
+from tests.read.agent_runs import DATA, codes, lacks, records_of, trained_texts, write_lines
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -251,6 +251,18 @@ def test_payloads_of_litellm(tmp_path: Path) -> None:
     )
     assert trained_texts(path) == [["1"]]
     assert codes(path) == ["text_cut", "text_cut"]
+    assert lacks(path)["answers of failed calls"] == (1, 1)
+
+
+def test_payloads_that_litellm_wrote(tmp_path: Path) -> None:
+    """Two conversations with a call each, one streamed, and a call that failed."""
+    path = DATA / "litellm" / "payloads.jsonl"
+    found = list(ConversationFile(path))
+    assert [[m.role.value for m in one.messages] for one in found] == [["user", "assistant", "tool", "assistant"]] * 2
+    for one in found:
+        assert one.messages[1].tool_calls[0].arguments == '{"b":1, "a":1}'
+        assert [m.weight for m in one.messages if m.role == "assistant"] == [None, None]
+        assert one.tools[0]["function"]["name"] == "add"
     assert lacks(path)["answers of failed calls"] == (1, 1)
 
 

@@ -113,6 +113,27 @@ def test_traces_of_evaluations_have_no_ids_and_train_their_text(tmp_path: Path) 
     assert lacks(path)["token ids"] == (6, 6)
 
 
+def test_outputs_that_verifiers_0_1_saved() -> None:
+    plain = DATA / "verifiers-0.1.14" / "plain" / "results.jsonl"
+    steps = DATA / "verifiers-0.1.14" / "with_trajectory" / "results.jsonl"
+    found = list(ConversationFile(plain))
+    assert [message.role.value for message in found[0].messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [one.tool_calls[0].arguments for one in (found[1].messages[2],)] == ['{"a":1, "b": 1}']
+    assert [one.messages[-1].finish_reason for one in found] == [None, None, "length"]
+    assert lacks(plain)["token ids"] == (6, 6)
+
+    with_ids = list(ConversationFile(steps))
+    for number, one in enumerate(with_ids):
+        answers = [message for message in one.messages if message.role == "assistant"]
+        assert [(m.prompt_token_ids, m.token_ids, m.logprobs) for m in answers] == [
+            ((1, 2, 3, number), (50 + number, 51), (-0.25, -0.25)),
+            ((1, 2, 3, number, 50 + number, 51, 4), (60, 61, 62), (-0.25, -0.25, -0.25)),
+        ]
+        assert one.tools[0]["function"]["name"] == "add"
+    assert [record["reward"] for record in records_of(steps)] == [1.0, 0.5, 0.0]
+    assert "token ids" not in lacks(steps)
+
+
 def test_saved_outputs_of_older_releases_have_calls_as_texts(tmp_path: Path) -> None:
     call = json.dumps({"id": "c1", "name": "add", "arguments": '{"a":1}'})
     row = {

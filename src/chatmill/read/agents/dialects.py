@@ -86,7 +86,8 @@ def is_anthropic_request(request: Mapping[str, Any]) -> bool:
     """Return whether a request with messages is one of Anthropic's API."""
     if "system" in request or "anthropic_version" in request:
         return True
-    for tool in request.get("tools") or ():
+    tools = request.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, Mapping) and "input_schema" in tool:
             return True
     for message in request["messages"]:
@@ -152,6 +153,9 @@ def _tokens(response: Mapping[str, Any], choice: Mapping[str, Any], lacks: Lacki
     lacks.see("token ids", is_missing=not ids)
     if not ids:
         return {}
+    for name, found_ids in (("token_ids", ids), ("prompt_token_ids", prompt_ids or [])):
+        if not isinstance(found_ids, list):
+            raise RecordError(f"{name} must be a list", code="bad_token_ids", path=f"response.{name}")
     _check_usage(response, ids)
     found: dict[str, Any] = {"token_ids": ids}
     if prompt_ids:
@@ -206,8 +210,8 @@ def _anthropic_request(
             turns += map(AgentTurn, user_messages(message.get("content"), lacks))
         else:
             turns.append(AgentTurn({"role": role, "content": result_content(message.get("content"), lacks)}))
-    tools = [plain_tool(tool) for tool in request.get("tools") or ()]
-    return turns, tools, ""
+    tools = request.get("tools")
+    return turns, [plain_tool(tool) for tool in tools] if isinstance(tools, list) else [], ""
 
 
 def _anthropic_answer(response: Mapping[str, Any], lacks: Lacking) -> list[LoggedAnswer]:

@@ -161,7 +161,10 @@ class _View:
     def _condense(self, event: Event) -> None:
         """End the history so far, and go on with the view that a condensation leaves."""
         self._end_branch()
-        forgotten = {str(one) for one in event.get("forgotten_event_ids") or ()}
+        listed = event.get("forgotten_event_ids")
+        forgotten = {str(one) for one in listed} if isinstance(listed, list) else set()
+        if not isinstance(listed, list):
+            self._unknown = self._unknown or "a condensation that cannot be read"
         entries: list[_Entry] = []
         for entry in self._entries:
             kept = [one for one in entry.ids if one not in forgotten]

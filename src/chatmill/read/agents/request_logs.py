@@ -20,7 +20,8 @@ from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, Plai
 from chatmill.read.agents.dialects import LoggedAnswer, is_rollout, read_answers, read_request, rollout_turns
 from chatmill.read.agents.streams import is_stream, join_stream, stream_events
 
-SESSION_FIELDS = ("session_id", "run", "trace_id")
+SESSION_FIELDS = ("session_id", "run")
+"""Not LiteLLM's `trace_id`, which is another one for each call."""
 CALL_FIELDS = ("reward",)
 CUT_MARK = "litellm_truncated"
 REDACTED = "redacted-by-litellm"

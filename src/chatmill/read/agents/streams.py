@@ -41,7 +41,20 @@ def is_stream(value: object) -> bool:
 
 
 def join_stream(events: Sequence[Any]) -> tuple[dict[str, Any], bool]:
-    """Return the response that a stream gives, and whether the stream came to its proper end."""
+    """Return the response that a stream gives, and whether the stream came to its proper end.
+
+    Raises:
+        RecordError: The stream is none of the three APIs, or an event has a field of a wrong type.
+    """
+    try:
+        return _join(events)
+    except RecordError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"an event of the stream has a field of a wrong type: {error}", code="bad_stream") from None
+
+
+def _join(events: Sequence[Any]) -> tuple[dict[str, Any], bool]:
     for event in events:
         if not isinstance(event, Mapping):
             continue

@@ -9,6 +9,7 @@ from chatmill.errors import RecordError
 from chatmill.json_values import decoded_text
 from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, PlainMessage
+from chatmill.read.agents.request_logs import CallJoiner
 from chatmill.read.agents.responses_items import plain_tools
 
 MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_call_id", "name")
@@ -282,6 +283,14 @@ def _output_run(record: Any, name: str) -> AgentRun:
     if not isinstance(record, Mapping):
         raise RecordError("a saved output must be an object", code="record_type")
     run = AgentRun(str(record.get("example_id", name)) + f"@{name}", [])
+    tools = record.get("tool_defs", record.get("oai_tools"))
+    tools = decoded_text(tools) if isinstance(tools, str) and tools else tools
+    steps = record.get("trajectory")
+    if isinstance(steps, list) and steps:
+        run = _steps_run(run.id, steps, _output_tools(tools))
+        for branch in run.branches:
+            branch.fields = _output_fields(record)
+        return run
     turns = [AgentTurn(message) for message in _output_messages(record.get("prompt"), "user", "prompt")]
     for index, message in enumerate(_output_messages(record.get("completion"), "assistant", "completion")):
         turns.append(AgentTurn(message, index if message["role"] == "assistant" else None))
@@ -290,13 +299,55 @@ def _output_run(record: Any, name: str) -> AgentRun:
     if record.get("is_truncated") is True and answers:
         last = [turn for turn in turns if turn.key is not None][-1]
         last.message["finish_reason"] = "length"
+    run.branches.append(AgentBranch(turns, tools=_output_tools(tools), fields=_output_fields(record)))
+    return run
+
+
+def _output_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a saved output says of the rollout as a whole."""
     names = ("reward", "task", "example_id", "answer", "metrics", "is_completed", "is_truncated", "stop_condition")
     fields = {key: record[key] for key in names if record.get(key) is not None}
     fields["ok"] = not record.get("error")
-    tools = record.get("tool_defs", record.get("oai_tools"))
-    tools = decoded_text(tools) if isinstance(tools, str) and tools else tools
-    run.branches.append(AgentBranch(turns, tools=_output_tools(tools), fields=fields))
+    return fields
+
+
+def _steps_run(name: str, steps: list[Any], tools: list[Any] | None) -> AgentRun:
+    """Return the run of the steps of a rollout, each of which is a model call with its own prompt."""
+    calls = CallJoiner(name)
+    for index, step in enumerate(steps):
+        if not isinstance(step, Mapping):
+            raise RecordError("a step must be an object", code="record_type", path=f"trajectory[{index}]")
+        calls.add_record(_step_call(step, index, tools), f"trajectory[{index}]")
+    run = calls.finish()
+    if tools is None:
+        for branch in run.branches:
+            branch.tools = None
     return run
+
+
+def _step_call(step: Mapping[str, Any], index: int, tools: list[Any] | None) -> dict[str, Any]:
+    """Return a step as a logged call of chat completions."""
+    prompt = list(_output_messages(step.get("prompt"), "user", f"trajectory[{index}].prompt"))
+    answers = list(_output_messages(step.get("completion"), "assistant", f"trajectory[{index}].completion"))
+    if len(answers) != 1:
+        raise RecordError(
+            f"a step must have one answer, found {len(answers)}",
+            code="bad_trace",
+            path=f"trajectory[{index}].completion",
+        )
+    response = step.get("response")
+    response = response if isinstance(response, Mapping) else {}
+    reason = "length" if step.get("is_truncated") is True else "stop"
+    choice: dict[str, Any] = {"index": 0, "message": answers[0], "finish_reason": reason}
+    answer: dict[str, Any] = {"id": f"step {index}", "model": response.get("model"), "choices": [choice]}
+    tokens = step.get("tokens")
+    mask = tokens.get("completion_mask") if isinstance(tokens, Mapping) else None
+    if isinstance(tokens, Mapping) and isinstance(mask, list) and mask and all(mask):
+        logprobs = tokens.get("completion_logprobs")
+        choice["token_ids"] = tokens.get("completion_ids")
+        choice["logprobs"] = {"content": [{"logprob": one} for one in logprobs] if isinstance(logprobs, list) else []}
+        answer["prompt_token_ids"] = tokens.get("prompt_ids")
+    return {"request": {"messages": prompt, "tools": tools}, "response": answer}
 
 
 def _output_messages(value: object, role: str, path: str) -> Iterator[PlainMessage]:
@@ -309,7 +360,10 @@ def _output_messages(value: object, role: str, path: str) -> Iterator[PlainMessa
         if not isinstance(message, Mapping):
             raise RecordError("a message must be an object", code="message_type", path=f"{path}[{index}]")
         calls: list[Any] = []
-        for call in message.get("tool_calls") or ():
+        listed = message.get("tool_calls") or []
+        if not isinstance(listed, list):
+            raise RecordError("tool_calls must be a list", code="messages_type", path=f"{path}[{index}].tool_calls")
+        for call in listed:
             calls.append(decoded_text(call) if isinstance(call, str) else call)
         yield _plain_message({**message, "tool_calls": calls})
 
