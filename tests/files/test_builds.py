@@ -163,11 +163,11 @@ def test_a_build_that_died_is_resumed_elsewhere(
             build(url)
     monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "elsewhere"))
     if "manifest.json" in objects(url):
-        assert build(url, resume=True, take_over=True).outcome is Outcome.ALREADY_BUILT
+        assert build(url, take_over=True).outcome is Outcome.ALREADY_BUILT
     else:
-        with pytest.raises(ConfigError, match="--resume --take-over"):
+        with pytest.raises(ConfigError, match="--take-over"):
             build(url, resume=True)
-        build(url, resume=True, take_over=True)
+        build(url, take_over=True)
     far = objects(url)
     assert not [name for name in far if name.startswith(".build/") and "lock" not in name]
     assert not verify(url).differences
@@ -183,7 +183,7 @@ def test_objects_without_a_receipt_are_removed_and_named(
     before = set(objects(url))
     assert any("/shard_" in name for name in before)
     with pytest.warns(UserWarning, match=f"{url}: removes .* objects without a receipt"):
-        build(url, resume=True, take_over=True)
+        build(url, take_over=True)
     assert_same(url, home / "built")
 
 
@@ -198,12 +198,12 @@ def test_of_two_builds_at_once_one_is_told(url: str, build: Callable[..., BuildR
     assert build(url, on_start=second).outcome is Outcome.BUILT
     assert f"{url}: another build is at work there" in told[0]
     assert f"process {os.getpid()}, last heard of 0 seconds ago" in told[0]
-    assert f"chatmill build ... --out {url} --resume --take-over" in told[0]
+    assert f"chatmill build ... --out {url} --take-over" in told[0]
 
 
 def test_a_build_whose_lock_was_taken_over_publishes_nothing(url: str, build: Callable[..., BuildResult]) -> None:
     def another() -> None:
-        assert build(url, resume=True, take_over=True).outcome is Outcome.BUILT
+        assert build(url, take_over=True).outcome is Outcome.BUILT
 
     with pytest.raises(ConfigError, match="taken over the lock of this one"):
         build(url, on_start=another)

@@ -36,7 +36,7 @@ def run_under_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int,
             url = f"{bucket}/v{attempt}"
             for _ in range(8):
                 try:
-                    run_build(recipe, url, workers=0, resume=True, take_over=True)
+                    run_build(recipe, url, workers=0, take_over=True)
                     break
                 except RemoteError:
                     gave_up += 1

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from chatmill.compiler.run import run_build
+from chatmill.files import stores
 from chatmill.prove.verify import verify
 from tests.compiler.builds import mixed_recipe, write_inputs
 from tests.files.small_store import small_store
@@ -109,6 +110,26 @@ def test_of_two_builders_one_wins_and_the_other_is_told(machines: Machines) -> N
     assert_same(url, machines.home / "local")
 
 
+def test_a_builder_that_is_told_to_end_gives_its_lock_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the scheduler of a cluster does it, with SIGTERM: another machine continues with --resume alone."""
+    monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "cache"))
+    with small_store(delay=0.1) as bucket:
+        machines = Machines(tmp_path, bucket)
+        url = f"{bucket}/built"
+        process = machines.start("a", ["b"], "--out", url)
+        until = time.monotonic() + 120
+        while not any("receipts" in name for name in stores.list_objects(url)):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 143, err
+        assert "the same command with --resume continues" in err
+        out = finish(machines.start("b", ["a"], "--out", url, "--resume"))
+        assert "chunks were there already, from an earlier run" in out
+        assert_same(url, machines.home / "local")
+
+
 @pytest.mark.filterwarnings("ignore:.*without a receipt")
 @pytest.mark.parametrize("seed", range(4))
 def test_builds_that_are_killed_go_on_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -126,7 +147,7 @@ def test_builds_that_are_killed_go_on_elsewhere(tmp_path: Path, monkeypatch: pyt
             while True:
                 attempt += 1
                 name = f"machine{build}-{attempt}"
-                process = machines.start(name, [], "--out", url, "--resume", "--take-over")
+                process = machines.start(name, [], "--out", url, "--take-over")
                 try:
                     process.communicate(timeout=generator.uniform(0.8, 4.0) if kills < 10 else 600)
                 except subprocess.TimeoutExpired:

@@ -15,8 +15,9 @@ import torch
 
 from chatmill.compiler.run import run_build
 from chatmill.core.checksums import FileRecord
+from chatmill.core.publish import StorageError
 from chatmill.dataset.stored import Dataset
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, FormatError
 from chatmill.files import cache, remote, stores
 from chatmill.files.stores import RemoteError
 from chatmill.load.episodes import GPTEpisodeDataLoader
@@ -312,6 +313,76 @@ def test_each_failure_is_one_error_with_the_url(url: str, monkeypatch: pytest.Mo
         verify(url)
 
 
+def test_verify_looks_at_the_store_and_not_at_the_cache_alone(url: str) -> None:
+    """A file in the cache proves nothing about the object that it came from."""
+    assert not verify(url).differences
+    memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
+    names = [f"{root}/train/shard_0000{number}/tokens.bin" for number in range(3)]
+    memory.rm_file(names[0])
+    memory.pipe_file(names[1], bytes(len(memory.cat_file(names[1]))))
+    memory.pipe_file(f"{root}/train/notes.txt", b"x")
+    memory.pipe_file(f"{root}/notes.txt", b"x")
+    said = {finding.file: finding.message for finding in verify(url).findings}
+    assert said == {
+        "train/shard_00000/tokens.bin": "is gone from the store",
+        "train/shard_00001/tokens.bin": "was changed in the store after the build",
+        "train/notes.txt": "is no part of the dataset: it was added in the store",
+    }
+
+
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(url: str) -> None:
+    dataset = EpisodeDataset(url)  # type: ignore[arg-type]
+    verify(url)
+    path = Path(os.path.realpath(dataset.shards[0].folder / "tokens.bin"))
+    path.write_bytes(bytes(path.stat().st_size))
+    assert not verify(url).differences
+    assert any(path.read_bytes())
+
+
+def test_a_rebuild_at_the_same_url_is_another_dataset(url: str, tmp_path: Path) -> None:
+    """A reader that was open before sees the change; one that opens it later sees the new one."""
+    first = EpisodeDataset(url)  # type: ignore[arg-type]
+    _ = first[0].ids
+    fsspec.filesystem("memory").rm(url.removeprefix("memory:/"), recursive=True)
+    write_jsonl(tmp_path / "in.jsonl", chats(40, 9))
+    run_build({"sources": [{"path": "in.jsonl"}], **CHATML, "shard_bytes": 4000}, url, workers=0, base=tmp_path)
+    second = EpisodeDataset(url)  # type: ignore[arg-type]
+    assert second.fingerprint != first.fingerprint
+    assert not verify(url).differences
+    with pytest.raises(RemoteError, match=r"(changed or damaged|it is gone|cannot read)"):
+        [item.ids for item in first]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".origin", "../x", "/etc/x"])
+def test_a_manifest_that_names_files_outside_of_its_folder_is_refused(url: str, name: str) -> None:
+    memory, path = fsspec.filesystem("memory"), f"{url.removeprefix('memory:/')}/manifest.json"
+    manifest = json.loads(memory.cat_file(path))
+    manifest["files"][name] = {"bytes": 1, "xxh128": "0" * 32}
+    memory.pipe_file(path, json.dumps(manifest).encode())
+    with pytest.raises(FormatError, match="it was edited"):
+        EpisodeDataset(url)  # type: ignore[arg-type]
+
+
+def test_a_store_that_may_only_be_read_refuses_a_build_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "pipe_file", refuse)
+    assert len(EpisodeDataset(url)) > 0  # type: ignore[arg-type]
+    with pytest.raises(RemoteError, match=r"build.json: cannot create: forbidden: Access Denied \(tried once\)"):
+        run_build({"sources": [{"path": "in.jsonl"}], **CHATML}, f"{url}-2", workers=0)
+
+
+def test_a_full_disk_under_the_cache_is_one_error(url: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    def full(self: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    dataset = EpisodeDataset(url)  # type: ignore[arg-type]
+    monkeypatch.setattr(remote, "_download", lambda remote, path: full(path, b""))
+    with pytest.raises(StorageError, match=rf"{own_cache}: cannot keep a file of a store in the cache: No space left"):
+        _ = dataset[0].ids
+
+
 def test_a_request_is_tried_again_as_often_as_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "FIRST_WAIT", 0.001)
     monkeypatch.setenv("CHATMILL_STORE_RETRIES", "2")
@@ -345,4 +416,7 @@ def test_keys_are_neither_taken_in_addresses_nor_printed(monkeypatch: pytest.Mon
 def test_a_path_that_lost_a_slash_is_still_a_url() -> None:
     assert remote.address(Path("s3://team/built")) == "s3://team/built"
     assert remote.address("file:///data/built") is None
+    assert remote.address(Path("foo://team/built")) == "foo://team/built", "an unknown store is named as one"
+    with pytest.raises(ConfigError, match="name the bucket"):
+        remote.address("s3://")
     assert remote.address("data/built") is remote.address(Path("C:/data")) is None

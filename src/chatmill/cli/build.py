@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.cli.statuses import Status
 from chatmill.console import plain_console
 from chatmill.errors import ConfigError
 
@@ -99,7 +101,9 @@ def command(
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
     recipe = recipe_of_options(inputs, keys, options.shape_of(shape))
-    options.name_url(out)
+    if options.name_url(out):
+        # Else the lock would stay, and whoever continues would have to know that its owner is dead.
+        signal.signal(signal.SIGTERM, _terminate)
     with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,
@@ -119,13 +123,18 @@ def command(
         _show_sampled(result, recipe)
 
 
+def _terminate(number: int, frame: object) -> None:
+    """End as after Ctrl-C, with the status of SIGTERM."""
+    raise SystemExit(Status.TERMINATED)
+
+
 @contextmanager
 def _resume_hint(out: str) -> Iterator[None]:
-    """After Ctrl-C, say how to continue."""
+    """After Ctrl-C, or SIGTERM where the output is in a store, say how to continue."""
     try:
         yield
-    except KeyboardInterrupt:
-        if (Path(out) / ".build").is_dir():
+    except (KeyboardInterrupt, SystemExit):
+        if "://" in out or (Path(out) / ".build").is_dir():
             typer.echo(f"What is done is kept in {out}: the same command with --resume continues.", err=True)
         raise
 
@@ -268,6 +277,8 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
         size = result.manifest["tokenizer"]["vocab_size"]
         console.print(f"A model needs {size:,} embeddings for these ids ({', '.join(added)}).", style="yellow")
     tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
+    if result.present:
+        console.print(f"{result.present:,} of {result.chunks:,} chunks were there already, from an earlier run")
     if reuse:
         console.print(f"{result.reused:,} of {result.chunks:,} chunks reused from {reuse}")
     console.print(f"{result.directory} in {result.seconds:.1f} s ({rate_words(tokens, result.seconds)})")

@@ -61,13 +61,15 @@ def dataset_folder(path: Path, *, whole: bool = False) -> Path:
     return local_folder(path, whole=whole)
 
 
-def name_url(path: str | Path) -> None:
-    """Print a URL, until the command ends, in place of the local folder behind it; nothing changes for a folder."""
+def name_url(path: str | Path) -> bool:
+    """Print a URL, until the command ends, in place of the local folder behind it; return whether it is one."""
     from chatmill.cli.statuses import AT_END
     from chatmill.files.remote import address, named_output
 
-    if address(path) is not None:
-        AT_END.enter_context(named_output())
+    if address(path) is None:
+        return False
+    AT_END.enter_context(named_output())
+    return True
 
 
 def _names(module: str, name: str) -> Callable[[], list[str]]:

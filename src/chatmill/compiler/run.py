@@ -77,6 +77,8 @@ class BuildResult:
     seconds: float
     chunks: int = 0
     """Chunks of this build, or of this share of it; 0 where nothing was done."""
+    present: int = 0
+    """Those of them that an earlier run had done."""
     reused: int = 0
     """Those of them that were taken from an earlier dataset."""
 
@@ -110,9 +112,10 @@ def run_build(
     has the same bytes as a full build. Files with the size and time of change that they had then are not read again,
     unless `rehash` says so. `job` does the work of a chunk: `compile_chunk`, or what calls it and does more.
 
-    `out` may be a URL; `take_over` then says that the build whose lock is there is dead.
+    `out` may be a URL; `take_over` then says that the build whose lock is there is dead, and continues it.
     """
     started = time.monotonic()
+    resume = resume or take_over
     checked = recipe_of(recipe)
     earlier = None if reuse is None else EarlierBuild(reuse)
     is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
@@ -214,8 +217,7 @@ def _run(
         on_start()
     with nullcontext() if driver is None else driver.state_noted(), failure_noted(work):
         fails = recipe.on_error is OnError.FAIL
-        receipts, reused = _make(mine, executor, job, on_progress, earlier, fails=fails)
-        counts = {"chunks": len(mine), "reused": reused}
+        receipts, counts = _make(mine, executor, job, on_progress, earlier, fails=fails)
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
         if driver is None:
@@ -235,8 +237,8 @@ def _make(
     earlier: EarlierBuild | None,
     *,
     fails: bool,
-) -> tuple[dict[int, Receipt], int]:
-    """Find, reuse or build all shards and wait until they are on disk; return receipts and the number reused.
+) -> tuple[dict[int, Receipt], dict[str, int]]:
+    """Find, reuse or build all shards and wait until they are on disk; return receipts and counts of chunks.
 
     `fails`: an unusable record ends the build, so a chunk with one is built again.
     """
@@ -276,7 +278,7 @@ def _make(
             tell(state)
         for future in synced:
             future.result()
-    return receipts, reused
+    return receipts, {"chunks": len(jobs), "present": present, "reused": reused}
 
 
 def _check_finished(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:

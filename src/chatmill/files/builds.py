@@ -25,7 +25,6 @@ from typing import Any
 
 from chatmill.core.cache_folders import chatmill_cache
 from chatmill.core.canonical import canonical_json
-from chatmill.core.checksums import FileRecord
 from chatmill.core.publish import lock, storing
 from chatmill.errors import ConfigError
 from chatmill.files import remote, stores
@@ -125,16 +124,7 @@ class RemoteBuild:
     def _is_there(self, path: Path, name: str, found: stores.StoredObject | None) -> bool:
         if found is None:
             found = stores.object_info(self.at(name))
-        if found.size != path.stat().st_size:
-            return False
-        if stores.has_digest_of(found, path):
-            return True
-        # The store gives no digest, or that of something else, as of encrypted bytes: read it again.
-        record = FileRecord.of_file(path)
-        digest = record.hash.begin()
-        for start in range(0, record.bytes, stores.BLOCK):
-            digest.update(stores.read_range(self.at(name), start, min(start + stores.BLOCK, record.bytes)))
-        return digest.hexdigest() == record.digest
+        return remote.is_stored(path, self.at(name), found)
 
 
 _reached: set[tuple[str, str]] = set()
@@ -147,12 +137,17 @@ def chunk_folder() -> Iterator[Path]:
     root = chatmill_cache().absolute() / "builds"
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"chunk-{os.getpid()}-", dir=root))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_own_chunks()}{os.getpid()}-", dir=root))
     try:
         with storing(folder, "write a shard in"):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_chunks() -> str:
+    """Return how the names of such folders of this machine begin: others may share the cache."""
+    return f"chunk-{platform.node()}-"
 
 
 # What the driver does.
@@ -398,8 +393,8 @@ def _sweep(root: Path) -> None:
                 held.unlink()
             finally:
                 os.close(descriptor)
-    for folder in root.glob("chunk-*-*"):
-        pid = folder.name.split("-")[1]
+    for folder in root.glob(f"{_own_chunks()}*-*"):
+        pid = folder.name.removeprefix(_own_chunks()).partition("-")[0]
         if pid.isdigit() and not _is_alive(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -413,7 +408,13 @@ def build_lock(build: RemoteBuild, task: str, *, take_over: bool) -> Iterator[He
     name = f"{LOCKS}/task-{task.replace('/', '-of-')}.json" if task else BUILD_LOCK
     url = build.at(name)
     content = json.dumps(
-        {"owner": f"{platform.node()}, process {os.getpid()}", "token": secrets.token_hex(8), "task": task}
+        {
+            "owner": f"{platform.node()}, process {os.getpid()}",
+            "node": platform.node(),
+            "pid": os.getpid(),
+            "token": secrets.token_hex(8),
+            "task": task,
+        }
     ).encode()
     if not stores.create_object(url, content):
         _refuse_or_take(build, name, take_over=take_over)
@@ -452,11 +453,13 @@ def _refuse_or_take(build: RemoteBuild, name: str, *, take_over: bool) -> None:
         return
     which = f"task {held['task']} of a build" if held.get("task") else "another build"
     state = f"last heard of {silent:,.0f} seconds ago"
-    if silent > STALE_SECONDS:
+    if held.get("node") == platform.node() and not _is_alive(int(held.get("pid", 0))):
+        state += "; this machine has no such process any more, so it is dead, unless it was in a container"
+    elif silent > STALE_SECONDS:
         state += ": it is stale"
     raise ConfigError(
         f"{shown(build.url)}: {which} is at work there ({held.get('owner')}, {state}). Wait until it ends; if it is "
-        f"dead, take over with: chatmill build ... --out {shown(build.url)} --resume --take-over"
+        f"dead, continue it with: chatmill build ... --out {shown(build.url)} --take-over"
     )
 
 

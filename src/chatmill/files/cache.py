@@ -71,22 +71,21 @@ def keep(target: Path, size: int, write: Callable[[Path], None]) -> None:
     One process, or thread, at a time writes a file; the others wait, and find it.
     """
     root = target.parent.parent.parent
-    with storing(target.parent, "create the folder"):
+    with storing(root, "keep a file of a store in the cache"):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(root / "locks" / target.name[:3]):
-        if target.exists():
-            touch(target)
-            return
-        make_room(root, size)
-        temporary = temporary_beside(target)
-        try:
-            with storing(root, "keep a file of a store in the cache"):
+        with _locked(root / "locks" / target.name[:3]):
+            if target.exists():
+                touch(target)
+                return
+            make_room(root, size)
+            temporary = temporary_beside(target)
+            try:
                 _write_or_free(root, temporary, size, write)
                 os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        with _locked(root / "usage.lock"):
-            _write_usage(root, _read_usage(root) + size)
+            finally:
+                temporary.unlink(missing_ok=True)
+            with _locked(root / "usage.lock"):
+                _write_usage(root, _read_usage(root) + size)
 
 
 def _write_or_free(root: Path, temporary: Path, size: int, write: Callable[[Path], None]) -> None:

@@ -27,7 +27,7 @@ from chatmill.core.checksums import FileRecord, Hash
 from chatmill.core.publish import storing, temporary_beside
 from chatmill.errors import ADDRESSES, ConfigError, FormatError, as_named
 from chatmill.files import cache, stores
-from chatmill.files.stores import NoSuchObject, RemoteError, join, shown
+from chatmill.files.stores import NoSuchObject, RemoteError, StoredObject, join, shown
 
 MANIFESTS = ("manifest.json", "export.json")
 """Of a dataset and of an export; one of them is written last, and names all files."""
@@ -38,7 +38,7 @@ JOINED = ".indexes"
 """An object beside the manifest: all indexes one after the other, so that opening many shards takes one request."""
 WITHOUT_JOINED = 32
 """Up to so many indexes are fetched one by one."""
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)[^/]")
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)(?!/)")
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 
@@ -58,16 +58,21 @@ def address(path: str | os.PathLike[str]) -> str | None:
     """Return the URL that a path is; None for a path of this machine.
 
     A `Path` made of a URL has lost one of its slashes, which is put back.
+
+    Raises:
+        ConfigError: The URL names a store and nothing in it.
     """
     text = os.fspath(path)
     match = URL.match(text)
     if match is None or match[1] == "file":
         return None
-    if match[2] == "//":
-        return text
-    if isinstance(path, Path) and not os.path.lexists(path) and match[1].lower() in (*stores.NEEDS, "memory"):
-        return text.replace(":/", "://", 1)
-    return None
+    if match[2] == "/":
+        if not isinstance(path, Path) or os.path.lexists(path):
+            return None
+        text = text.replace(":/", "://", 1)
+    if not text.partition("://")[2].strip("/"):
+        raise ConfigError(f"{text}: name the bucket, and where in it")
+    return text
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -188,7 +193,8 @@ def _listed(name: str, data: bytes, url: str) -> dict[str, FileRecord]:
         raise FormatError(f"{shown(where)} is not the manifest of a dataset: {error!r}") from None
     for path, record in files.items():
         parts = PurePosixPath(path).parts
-        if not parts or ".." in parts or path.startswith("/") or not _DIGEST.fullmatch(record.digest):
+        is_own = path in (*MANIFESTS, ORIGIN)
+        if not parts or ".." in parts or path.startswith("/") or is_own or not _DIGEST.fullmatch(record.digest):
             raise FormatError(f"{shown(where)} names {path!r} with the digest {record.digest!r}: it was edited")
     return files
 
@@ -337,6 +343,61 @@ def read_part(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
             file.seek(start)
             return file.read(stop - start)
     return stores.read_range(remote.url, start, stop)
+
+
+def fill_again(path: str | os.PathLike[str]) -> bool:
+    """Fetch a file of a remote dataset although it is in the cache; return whether the path is one of these."""
+    remote = remote_file(path)
+    if remote is None:
+        return False
+    remote.target.unlink(missing_ok=True)
+    return fill(path)
+
+
+def is_stored(path: Path, url: str, found: StoredObject) -> bool:
+    """Return whether an object has the size and bytes of a file of this machine."""
+    if found.size != path.stat().st_size:
+        return False
+    if stores.has_digest_of(found, path):
+        return True
+    # The store gives no digest, or that of something else, as of encrypted bytes: read it again.
+    record = FileRecord.of_file(path)
+    digest = record.hash.begin()
+    for start in range(0, record.bytes, stores.BLOCK):
+        digest.update(stores.read_range(url, start, min(start + stores.BLOCK, record.bytes)))
+    return digest.hexdigest() == record.digest
+
+
+def stored_problems(folder: Path, within: Sequence[str]) -> dict[str, str]:
+    """Compare the files of a remote dataset, all of them fetched, with what its store has now.
+
+    Args:
+        folder: The folder of the dataset in the cache.
+        within: Folders in which nothing may be added; "." for all.
+
+    Returns:
+        For each object that is gone, differs or was added: what is wrong. Empty for a folder of this machine.
+    """
+    url = origin(folder)
+    if url is None:
+        return {}
+    there = stores.list_objects(url)
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_symlink()]
+
+    def find_problem(name: str) -> str:
+        found = there.get(name)
+        if found is None:
+            return "is gone from the store"
+        if not is_stored(folder / name, join(url, name), found):
+            return "was changed in the store after the build"
+        return ""
+
+    problems = dict(zip(names, stores.in_parallel(find_problem, names, stores.STREAMS), strict=True))
+    known = {*names, *MANIFESTS, JOINED}
+    for name in there:
+        if name not in known and ("." in within or name.partition("/")[0] in within):
+            problems[name] = "is no part of the dataset: it was added in the store"
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def fill_all(paths: Sequence[Path], threads: int = stores.STREAMS) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,6 +60,19 @@ def new_folder(path: Path | str, last: str, *, replace: bool = False) -> Iterato
         return
     with new_folder_at(path, last) as folder:
         yield folder
+
+
+def fetch_again(path: Path) -> bool:
+    """Fetch a file of a remote dataset once more; return whether it is one."""
+    return remote.fill_again(path)
+
+
+def stored_problems(folder: Path, within: Sequence[str]) -> dict[str, str]:
+    """Return what is wrong with the objects of a remote dataset in their store; empty for other folders.
+
+    Nothing may be added in the folders `within`.
+    """
+    return remote.stored_problems(folder, within)
 
 
 def fetch_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.checksums import RunningDigest
 from chatmill.core.machine_limits import refuse_out_of_memory
-from chatmill.errors import FormatError
+from chatmill.errors import ChatmillError, FormatError
 from chatmill.files import remote
 
 FETCHES = 3
@@ -40,6 +40,8 @@ def map_file(path: str | Path, dtype: DTypeLike, records: int | None = None) -> 
         return np.empty(0, dtype=kind)
     try:
         mapping = _mapping(path, size)
+    except ChatmillError:
+        raise
     except OSError as error:
         refuse_out_of_memory(error, f"{path} cannot be mapped")
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
