@@ -78,8 +78,8 @@ test-megatron: setup
 # Exports, read by the trainers' own classes, and trained on where a CPU can. They are for other versions of Python and of each
 # other's packages: each is in a folder of its own, with the few packages that its reader imports. One whose pins have changed is
 # installed again.
-# Packages that adapters of rollouts are for are installed in the same way.
-TRAINERS := axolotl llamafactory megatron-bridge olmo-core skyrl levanter torchtitan
+# So are ms-swift and NeMo Automodel, inside which adapters run, and the packages that adapters of rollouts are for.
+TRAINERS := axolotl llamafactory megatron-bridge ms-swift nemo-automodel olmo-core skyrl levanter torchtitan
 OWN_PACKAGES := renderers tinker verl
 PINS := $(TRAINERS:%=tests/export/own_readers/%.txt) $(OWN_PACKAGES:%=tests/rollouts/own_packages/%.txt)
 test-trainers: setup

@@ -133,7 +133,7 @@ def padded_and_alone(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[
     return found
 
 
-LOSS_ONLY = {"labels", "shift_labels", "fused_lm_head", "num_items_in_batch", "return_outputs"}
+LOSS_ONLY = {"labels", "shift_labels", "logits_to_keep", "fused_lm_head", "num_items_in_batch", "return_outputs"}
 
 
 class FirstForward:
