@@ -64,7 +64,7 @@ PAGES = {
     "recipes/trl.md": Page(1, 0, ("\nloss ",), **BUILT),
     "sampled.md": Page(10, 8),
     "agents.md": Page(6, 21),
-    "renderer.md": Page(3, 3),
+    "renderer.md": Page(4, 16),
     "pairs.md": Page(2, 4),
     "teachers.md": Page(3, 4),
     "pictures.md": Page(2, 1, ("[image 200x64,",), given=PICTURES),

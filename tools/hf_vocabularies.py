@@ -11,7 +11,7 @@ from transformers import AddedToken
 
 from chatmill.render.registry import find_template
 from tools.mask_differences import real_tokenizer
-from tools.template_survey import SPECIAL, STOPS
+from tools.template_survey import BOS, SPECIAL, STOPS
 
 MARK = re.compile(r"</?[a-z_]+>")
 
@@ -35,4 +35,7 @@ def make_tokenizer(folder: Path, template: str = "", more: Sequence[str] = ()) -
     stops = next((stops for mark, stops in STOPS if mark in text), ())
     if stops and stops[0] in tokenizer.get_vocab():
         tokenizer.eos_token = stops[0]
+    bos = next((name for name in BOS if name in tokenizer.get_vocab()), None)
+    if tokenizer.bos_token is None and bos is not None and "bos_token" in text:
+        tokenizer.bos_token = bos
     return tokenizer

@@ -10,6 +10,7 @@ is not there gets Qwen3's with the family's own special tokens added: both sides
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,14 @@ from renderers.base import create_renderer
 from renderers.configs import _CONFIG_BY_NAME
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.errors import ChatmillError
+from chatmill.errors import ChatmillError, RecordError
 from chatmill.rollouts.adapters.prime_intellect import ChatmillRenderer, ChatmillRendererConfig
 from chatmill.rollouts.messages import openai_message
+from chatmill.tokenizer.assets import bundled_o200k
 from tools.hf_vocabularies import make_tokenizer
 from tools.renderer_table import CONVERSATIONS, DAY, answer_places, said
 
-MISSING = re.compile(r"[Tt]oken '?\"?([^'\"]+?)'?\"? not found")
+MISSING = re.compile(r"[Tt]oken (?:for )?'([^']+)'")
 
 
 class Family(NamedTuple):
@@ -46,11 +48,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3.8": Family("trl/qwen3_8"),
     "glm-4.5": Family("trl/glm4moe"),
     "deepseek-v3": Family("", "deepseek_v3"),
-    "deepseek-r1": Family("llamacpp/llama-cpp-deepseek-r1", "deepseek_v3"),
+    "deepseek-r1": Family("trl/deepseek_r1_distill", "deepseek_v3"),
     "deepseek-v4": Family("llamacpp/deepseek-ai-DeepSeek-V4-Flash-0731", "deepseek_v3"),
     "gpt-oss": Family("llamacpp/openai-gpt-oss-120b", "gptoss"),
     "llama-3": Family("llamacpp/meta-llama-Llama-3.1-8B-Instruct"),
-    "gemma4": Family("llamacpp/google-gemma-4-31B-it"),
+    "gemma4": Family("trl/gemma4_v5"),
     "nemotron-3": Family("llamacpp/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     "nemotron-3-ultra": Family("trl/nemotron_3_ultra"),
     "nemotron-3.5": Family("trl/nemotron_3_5_lightning"),
@@ -76,6 +78,7 @@ class Compared:
 
 def both_renderers(name: str, templates: Path, tokenizers: Path) -> tuple[Any, ChatmillRenderer]:
     """Make the class of a family and the derived renderer, on one vocabulary."""
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(bundled_o200k().parent)
     family = FAMILIES[name]
     text = (templates / f"{family.template}.jinja").read_text(encoding="utf-8") if family.template else ""
     more: list[str] = []
@@ -128,7 +131,14 @@ def compare_one(found: Compared, theirs: Any, ours: ChatmillRenderer, whole: Con
 
     conversation = whole._replace(messages=whole.messages[: index + 1])
     try:
-        written = ours.renderer.template.answer(conversation)
+        try:
+            written = ours.renderer.template.answer(conversation)
+        except RecordError as error:
+            if error.code != "no_reasoning":
+                raise
+            answer = answer._replace(reasoning="Let me see.")
+            conversation = conversation._replace(messages=(*conversation.messages[:-1], answer))
+            written = ours.renderer.template.answer(conversation)
     except ChatmillError as error:
         found.add("answer", f"refused here ({getattr(error, 'code', error)})")
         return

@@ -14,7 +14,7 @@ import datetime
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from chatmill.look.template_probes import byte_vocabulary
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind
+from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.rollouts.renderer import Renderer
 from chatmill.rollouts.template import RolloutTemplate
 from chatmill.rollouts.types import Answer, Proof
+from tools.template_survey import STOPS
 
 ROOT = Path(__file__).parents[1]
 CONVERSATIONS = ROOT / "tests" / "data" / "conversations"
@@ -39,11 +40,15 @@ DAY = datetime.date(2026, 11, 19)
 
 
 def bound_file(path: Path, options: Mapping[str, Any] | None = None) -> ModelTemplate:
-    """Bind a template file to bytes and the special tokens that it spells."""
+    """Bind a template file to bytes, the special tokens that it spells, and the stops of its family."""
     text = path.read_text(encoding="utf-8")
+    source = find_template(path)
+    stops = next((stops for mark, stops in STOPS if mark in text), ())
+    if not source.stop_tokens:  # which a model's generation config would name
+        source = replace(source, stop_tokens=stops)
     thinking = Thinking.AUTO if options is None else Thinking.AS_GIVEN
     given = TemplateOptions(options=dict(options or {}), today=DAY, expand=Expand.LAST, thinking=thinking)
-    return bind(str(path), byte_vocabulary(text, "<|bos|>", "<|eos|>"), given)
+    return bind(source, byte_vocabulary(text, "<|bos|>", "<|eos|>", *stops), given)
 
 
 def answer_places(folder: Path, per_source: int) -> Iterator[tuple[Conversation, int]]:

@@ -8,12 +8,14 @@ Examples:
     chatmill template chat_template.jinja --tokenizer ./my-model
     chatmill template ./my-model#tool_use
     chatmill template qwen3 --set template_options.enable_thinking=false --json
+    chatmill template ./Qwen3-0.6B --response-template
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +23,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.options import argument
+from chatmill.cli.options import argument, flag
 from chatmill.console import plain_console
 from chatmill.core.words import counted
 from chatmill.look.safe_text import visible
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from chatmill.look.template_look import TemplateLook
     from chatmill.look.template_probes import ProbeLook
+    from chatmill.render.jinja.options import TemplateOptions
 
 LINES = 6
 """Lines of a message that are shown, unless all are asked for."""
@@ -48,6 +51,9 @@ def command(
     settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
+    as_response_template: Annotated[
+        bool, flag("--response-template", "Print how transformers can parse answers (`response_template`), as JSON.")
+    ] = False,
 ) -> None:
     """Render probe conversations with a template, and say in plain words what there is to know."""
     if template is None:
@@ -59,6 +65,9 @@ def command(
     chosen, keys = options.template_settings(settings)
     date = keys.pop("date", None)
     template_options = given_options(chosen, date, **keys)
+    if as_response_template:
+        _print_response_template(template, tokenizer, template_options)
+        return
     look = look_at_template(template, tokenizer, template_options)
     if as_json:
         typer.echo(json.dumps(look.as_json()))
@@ -95,6 +104,19 @@ def _list_bundled(*, as_json: bool) -> None:
     console.print()
     closing = "Use one with --template NAME. A model's own template needs no name: give the model's folder."
     print_labelled(console, "", closing, gutter=0)
+
+
+def _print_response_template(template: str, tokenizer: str | None, given: TemplateOptions) -> None:
+    """Print the response template of a template under some options."""
+    from chatmill.look.template_look import bind_for_look
+    from chatmill.look.template_probes import EXAMPLE_DAY
+    from chatmill.render.jinja.options import Expand, Thinking
+    from chatmill.rollouts.renderer import Renderer
+    from chatmill.rollouts.template import RolloutTemplate
+
+    given = replace(given, today=given.today or EXAMPLE_DAY, expand=Expand.LAST, thinking=Thinking.AS_GIVEN)
+    bound = bind_for_look(template, tokenizer, given)
+    typer.echo(json.dumps(Renderer(RolloutTemplate(bound)).response_template(), ensure_ascii=False, indent=1))
 
 
 def _print_summary(console: Console, look: TemplateLook) -> None:

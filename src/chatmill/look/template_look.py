@@ -87,8 +87,7 @@ def look_at_template(
     options = options or TemplateOptions()
     day = options.today or EXAMPLE_DAY
     options = dataclasses.replace(options, today=day, unproved=Unproved.REFUSE)
-    vocabulary, made_up = _vocabulary(source, tokenizer)
-    vocabulary = with_control_tokens(vocabulary, source.control_tokens) if made_up else vocabulary
+    vocabulary, made_up = _bindable_vocabulary(source, tokenizer)
     bound = bind(source, vocabulary, options)
     lenient = bind(source, vocabulary, dataclasses.replace(options, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
@@ -116,6 +115,21 @@ def look_at_template(
     }
     findings = tuple(findings_of(bound, probes, vocabulary, made_up=made_up))
     return TemplateLook(facts=facts, findings=findings, probes=probes, summary=summary_of(probes, bound.asks_for_date))
+
+
+def bind_for_look(
+    template: str | os.PathLike[str], tokenizer: Tokenizer | str | None, options: TemplateOptions
+) -> ModelTemplate:
+    """Bind a template to a tokenizer, or else to bytes and the special tokens that it spells."""
+    source = find_template(template)
+    vocabulary, _ = _bindable_vocabulary(source, tokenizer)
+    return bind(source, vocabulary, options)
+
+
+def _bindable_vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple[Tokenizer, bool]:
+    """Return a vocabulary that a template can be bound to, and whether it is made up."""
+    vocabulary, made_up = _vocabulary(source, tokenizer)
+    return with_control_tokens(vocabulary, source.control_tokens) if made_up else vocabulary, made_up
 
 
 def summary_of(probes: Sequence[ProbeLook], asks_for_date: bool) -> TemplateSummary:

@@ -52,7 +52,7 @@ def _call(index: int, arguments: dict[str, Any]) -> ToolCall:
     return ToolCall(NAMES[index % 2], json.dumps(arguments), id=call_id(index))
 
 
-def _after_result() -> tuple[Message, ...]:
+def after_result() -> tuple[Message, ...]:
     """Return messages that end with a tool's result."""
     call = _call(90, {"ka_q0zz": "v"})
     return (
@@ -75,7 +75,7 @@ def _calls() -> Iterator[tuple[str, tuple[ToolCall, ...]]]:
 
 def probe_conversations() -> Iterator[AnswerProbe]:
     """Yield all probes, the plain ones first."""
-    for context, before in (("", ASKED), (" after a result", _after_result())):
+    for context, before in (("", ASKED), (" after a result", after_result())):
         for reasoning in (None, "", REASONING):
             said = {None: "", "": " with empty reasoning", REASONING: " with reasoning"}[reasoning]
             for tools in ((), TOOLS):

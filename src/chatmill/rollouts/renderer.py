@@ -18,6 +18,7 @@ from chatmill.rollouts.messages import openai_message
 from chatmill.rollouts.proof import Prover, candidates, tool_names, tool_types
 from chatmill.rollouts.reader import Reader, Reading
 from chatmill.rollouts.report import report
+from chatmill.rollouts.response_template import response_template
 from chatmill.rollouts.sampled_text import SampledText
 from chatmill.rollouts.stability import unstable_probes
 from chatmill.rollouts.template import RolloutTemplate
@@ -114,6 +115,15 @@ class Renderer:
     def report(self) -> str:
         """Describe the stops, the form of calls, and what is not derived, in plain words."""
         return report(self._template, self.grammar)
+
+    @short_errors
+    def response_template(self) -> dict[str, Any]:
+        """Export the grammar for `parse_response` of transformers, as far as its format can say it.
+
+        Raises:
+            ConfigError: It cannot, with the reason.
+        """
+        return response_template(self._template, self.grammar)
 
     # ---- prompts
 

@@ -69,6 +69,13 @@ FAMILIES = (
         "generation_config.json of GLM-4.5: <|endoftext|>, <|user|>, <|observation|>",
     ),
     StopFamily(
+        "Gemma 4",
+        ("<turn|>", "<|tool_response>", "<|tool_call>"),
+        ("<turn|>", "<|tool_response>"),
+        (),
+        "generation_config.json of Gemma 4: <eos>, <turn|>, <|tool_response>",
+    ),
+    StopFamily(
         "Cohere 2",
         ("<|END_OF_TURN_TOKEN|>",),
         ("<|END_OF_TURN_TOKEN|>",),
