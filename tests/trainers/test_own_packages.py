@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).parent / "own_packages"
 STAND_INS = ROOT / "tests" / "export" / "own_readers" / "stand_ins"
-NAMES = ("axolotl", "verl", "tinker", "ms-swift", "nemo-automodel")
+NAMES = ("axolotl", "verl", "tinker", "ms-swift", "nemo-automodel", "llamafactory")
 
 
 @pytest.mark.trainers
