@@ -16,14 +16,24 @@ from chatmill.auditor.live import first_batches, is_trainer
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.look.packed_rows import chosen_split, is_list, packed_files, packed_parts, read_table
+from chatmill.look.dataset import not_shown
+from chatmill.look.packed_rows import chosen_split, is_list, packed_files, packed_parts, read_table, schema_of
+from chatmill.look.preference_rows import document_rows, preference_columns
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
 from chatmill.store.episode_layout import dataset_folder, dataset_url
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
+from chatmill.store.receipts import read_export
 
 SIDECARS = ("_lossmask", "_loss_mask", "_mask")
 """Endings of the prefix of a Megatron mask; that of the tokens may end in `_tokens`."""
+
+
+class TokenizedColumns(dict[str, Column]):
+    """The columns of a set by their names."""
+
+    has_targets = True
+    """Whether tokens are targets: a reward model scores whole documents."""
 
 
 def open_tokenized(
@@ -41,7 +51,9 @@ def open_tokenized(
         is_far = dataset_url(source) is not None
         return _of_path(dataset_folder(source, whole=True) if is_far else Path(source), split, wanted)
     if hasattr(source, "with_format") and hasattr(source, "column_names"):
-        source = source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:]
+        preferences = None if set(IDS) & set(source.column_names) else preference_columns(source.column_names)
+        names = _chosen(source.column_names, wanted) if preferences is None else preferences.names
+        source = source.select_columns(names).with_format("arrow")[:]
     if isinstance(source, pa.Table):
         return _of_table(source, wanted)
     return _of_rows([source] if isinstance(source, Mapping) else source, wanted, batches)
@@ -56,18 +68,34 @@ def _of_path(path: Path, split: str | None, wanted: Collection[str]) -> dict[str
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
     parts = packed_parts(path)
+    export = read_export(path) if path.is_dir() and not parts else None
+    if export is not None and export["to"] == "megatron":
+        return _megatron_split(path, split)
+    if export is not None:
+        raise not_shown(path, export)
     lines = [] if parts else sorted(filter(_is_json, [path] if path.is_file() else path.iterdir()))
     if lines:
         try:
             return _of_rows(_json_rows(lines), wanted, None)
         except DataError as error:
             raise FormatError(f"{path}: {error}") from None
-    tables = [read_table(file, wanted) for file in packed_files(path, split if any(parts) else None)]
+    files = packed_files(path, split if any(parts) else None)
+    names = schema_of(files[0]).names
+    preferences = None if set(IDS) & set(names) else preference_columns(names)
+    tables = [read_table(file, wanted if preferences is None else preferences.names) for file in files]
     return _of_table(pa.concat_tables(tables, promote_options="permissive"), wanted)
 
 
-def _of_table(table: pa.Table, wanted: Collection[str]) -> dict[str, Column]:
-    return {name: _lists(name, table.column(name)) for name in _chosen(table.column_names, wanted)}
+def _of_table(table: pa.Table, wanted: Collection[str]) -> TokenizedColumns:
+    preferences = None if set(IDS) & set(table.column_names) else preference_columns(table.column_names)
+    columns = TokenizedColumns()
+    if preferences is not None:
+        columns.has_targets = preferences.has_mask
+        batches = [document_rows(batch, preferences) for batch in table.to_batches()]
+        table = pa.Table.from_batches(batches) if batches else table
+    for name in _chosen(table.column_names, wanted):
+        columns[name] = _lists(name, table.column(name))
+    return columns
 
 
 def _is_json(path: Path) -> bool:
@@ -204,6 +232,19 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 # ---- Megatron
+
+
+def _megatron_split(folder: Path, split: str | None) -> dict[str, Column]:
+    """Read all shards of a split that was exported for Megatron."""
+    names = [place.name for place in sorted(folder.iterdir()) if place.is_dir()]
+    place = folder / chosen_split(names, split, str(folder))
+    shards = [_megatron(file) for file in sorted(place.glob("*_tokens.idx"))]
+    columns: dict[str, Column] = {}
+    for name in shards[0] if shards else ():
+        values = np.concatenate([shard[name][0] for shard in shards])
+        lengths = np.concatenate([np.diff(shard[name][1]) for shard in shards])
+        columns[name] = (values, offsets_of(lengths))
+    return columns
 
 
 def _megatron(path: Path) -> dict[str, Column]:

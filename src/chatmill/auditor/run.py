@@ -34,6 +34,7 @@ from chatmill.read.conversations import read_conversations
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
+from chatmill.store.receipts import export_target, mask_shift_of
 from chatmill.tokenizer.hub_cache import model_folder
 from chatmill.tokenizer.load import load_tokenizer
 
@@ -91,7 +92,11 @@ def audit(
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
     columns = open_tokenized(dataset, split=split, mask=mask, batches=batches)
-    data = read_columns(columns, mask=mask, pad_id=pad)
+    mask_shift = 0
+    if isinstance(dataset, str | os.PathLike):
+        place = Path(dataset)
+        mask_shift = mask_shift_of(export_target(place if place.is_dir() else place.parent))
+    data = read_columns(columns, mask=mask, pad_id=pad, mask_shift=mask_shift)
     if not len(data.ids):
         raise DataError("the set holds no tokens")
     more: list[RawFinding] = []
@@ -105,7 +110,8 @@ def audit(
         unread: Counter[str] = Counter()
         rows = render_source(_records(source, shape, unread), lenient)
         rows = replace(rows, refused=rows.refused + unread, count=rows.count + unread.total())
-    return _report(data, bound, name, rows, examples, more)
+    has_targets = getattr(columns, "has_targets", True)
+    return _report(data, bound, name, rows, examples, more, has_targets=has_targets)
 
 
 def _files_of(model: Any) -> Any:
@@ -156,8 +162,20 @@ def _report(
     source: SourceRows | None,
     examples: int,
     more: list[RawFinding],
+    *,
+    has_targets: bool,
 ) -> AuditReport:
-    """Run all other checks; `more` has been found already."""
+    """Run all other checks.
+
+    Args:
+        data: The set.
+        bound: The model's template.
+        name: Name of the set.
+        source: What the records behind the set give, if they are there.
+        examples: Examples of each finding, at most.
+        more: What has been found already.
+        has_targets: Whether tokens are targets. If not, masks are not checked.
+    """
     literals, vocabulary = find_literals(bound), VocabularyBytes(bound)
     layout = find_layout(data, literals)
     hidden_stops = _hidden_stops(data, layout, literals)
@@ -173,7 +191,7 @@ def _report(
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
     by_code: dict[str, list[RawFinding]] = {}
     for finding in (
-        *_labels(data, layout, bound),
+        *_labels(data, layout, bound, has_targets=has_targets),
         *more,
         *structure.check(None if source is None else {finding.code for finding in of_source}),
         *of_source,
@@ -222,9 +240,13 @@ def _hidden_stops(data: TrainerRows, layout: DocumentLayout, literals: Literals)
     return found if 2 * len(found) > int(is_last.sum()) else found[:0]
 
 
-def _labels(data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
+def _labels(
+    data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate, *, has_targets: bool
+) -> Iterator[RawFinding]:
     """Check the mask and the labels."""
-    if data.trained is None:
+    if not has_targets:
+        pass
+    elif data.trained is None:
         yield RawFinding("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
     else:
         names = bound.tokenizer.control_ids

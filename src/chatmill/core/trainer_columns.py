@@ -137,12 +137,18 @@ def read_columns(
     mask: str | None = None,
     pad_id: int | None = None,
     shift: int | None = None,
+    mask_shift: int = 0,
     first: int = 0,
 ) -> TrainerRows:
     """Read the rows of some columns.
 
-    `pad_id` is padding at the ends of rows without an attention mask. `shift` is that of the labels, where the rows
-    are some of a set for which it is known. `first` is the number of the first row, for errors.
+    Args:
+        columns: The columns by their names.
+        mask: The one column that says what is trained. Default: found by its name.
+        pad_id: Padding at the ends of rows without an attention mask.
+        shift: How far labels are ahead of the ids, where the rows are some of a set for which it is known.
+        mask_shift: How far masks and weights are ahead.
+        first: Number of the first row, for errors.
     """
     name = ids_column(columns)
     ids, offsets = columns[name][0].astype(np.int64), columns[name][1]
@@ -160,7 +166,7 @@ def read_columns(
     documents, boundaries, wrong = _documents(offsets, columns, padding)
     hidden = _hidden_inside(ids, documents, padding, pad_id) if "attention_mask" in columns else ids[:0]
     padding[hidden] = False
-    weights, shift, wrong_labels = _weights(ids, offsets, columns, names, padding, shift)
+    weights, shift, wrong_labels = _weights(ids, offsets, columns, names, padding, shift, mask_shift)
     if boundaries:
         padding |= _filling(ids, offsets, documents, None if weights is None else np.asarray(weights > 0))
     return TrainerRows(
@@ -179,7 +185,13 @@ def read_columns(
 
 
 def _weights(
-    ids: Ints, offsets: Ints, columns: Mapping[str, Column], names: list[str], padding: Bools, shift: int | None
+    ids: Ints,
+    offsets: Ints,
+    columns: Mapping[str, Column],
+    names: list[str],
+    padding: Bools,
+    shift: int | None,
+    mask_shift: int,
 ) -> tuple[NDArray[Any] | None, int, Ints]:
     """Combine the weights of all columns; also return the shift of labels, and labels that are not ids of the row."""
     weights: list[NDArray[Any]] = []
@@ -193,6 +205,8 @@ def _weights(
                 values = np.roll(values & _inside(offsets, moved, len(ids)), moved)
             else:
                 wrong = np.flatnonzero(values & (columns[name][0] != ids))
+        elif mask_shift:
+            values = np.roll(np.where(_inside(offsets, mask_shift, len(ids)), values, 0), mask_shift)
         weights.append(values.astype(np.uint8 if values.dtype in (np.bool_, np.uint8) else np.float32))
     if len(weights) < 2:
         return (weights[0] if weights else None), moved, wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import Item
 from chatmill.look.packed_rows import is_list, packed_files, packed_parts, schema_of
 from chatmill.look.packed_split import PackedSplit
+from chatmill.look.preference_rows import preference_columns
 from chatmill.look.splits import LookLayout, LookSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import MANIFEST, is_episode_split
 from chatmill.store.kd import is_kd, shard_prefixes
-from chatmill.store.receipts import read_export
+from chatmill.store.receipts import EXPORT_MANIFEST, export_target, mask_shift_of, read_export
 
 CAN_BE_OPENED = (
     "give the folder that chatmill build, chatmill export or chatmill synth-kd wrote, a split of it, or "
@@ -139,7 +140,10 @@ def is_dataset(location: str) -> bool:
         return True
     if parts := packed_parts(path):
         schema = schema_of(packed_files(path, next(iter(parts)) or None)[0])
-        return any(field.name in IDS and is_list(field.type) for field in schema)
+        has_ids = any(field.name in IDS and is_list(field.type) for field in schema)
+        return has_ids or preference_columns(schema.names) is not None
+    if (path / EXPORT_MANIFEST).is_file():
+        return True
     return path.is_dir() and not holds_records(path)
 
 
@@ -157,7 +161,17 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
         return _open_packed(folder, splits or list(parts), tokenizer)
     if not folder.is_dir():
         raise FormatError(f"{folder} is not a dataset: {CAN_BE_OPENED}")
+    if (export := read_export(folder)) is not None and export["to"] != "megatron":
+        raise not_shown(folder, export)
     return _open_stored(folder, splits, folder, tokenizer)
+
+
+def not_shown(folder: Path, export: Mapping[str, Any]) -> FormatError:
+    """Make the error about an export in files that are not read back."""
+    return FormatError(
+        f"{folder} is an export for {export['to']}, in files that are not shown: look at the dataset that it was made "
+        f"of, {export['source']['name']}; chatmill verify {folder} checks the files"
+    )
 
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
@@ -169,10 +183,12 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
 
 def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDataset:
     alone = path.stem if path.is_file() else path.resolve().name
-    opened: dict[str, LookSplit] = {
-        name or alone: PackedSplit(packed_files(path, name or None), name or alone) for name in splits
-    }
     folder = path if path.is_dir() else path.parent
+    mask_shift = mask_shift_of(export_target(folder))
+    opened: dict[str, LookSplit] = {}
+    for name in splits:
+        files = packed_files(path, name or None)
+        opened[name or alone] = PackedSplit(files, name or alone, mask_shift=mask_shift)
     if tokenizer is None and (folder / "tokenizer.json").is_file():
         tokenizer = folder
     return LookDataset(path, opened, _about_export(folder), tokenizer)

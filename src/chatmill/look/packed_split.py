@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import (
     BOUNDARIES,
+    IDS,
     KNOWN,
     LABELS,
     SHIFT_ROWS,
@@ -26,6 +27,7 @@ from chatmill.core.trainer_columns import (
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item
 from chatmill.look.packed_rows import arrow_batches, is_list, schema_of
+from chatmill.look.preference_rows import document_rows, document_schema, preference_columns
 from chatmill.look.splits import LookLayout, LookSplit, TokenBatch
 from chatmill.read.files import parquet_batches, parquet_groups
 
@@ -36,9 +38,17 @@ class PackedSplit(LookSplit):
     layout = LookLayout.PACKED
     _plan = None
 
-    def __init__(self, files: Sequence[Path], name: str = "") -> None:
+    def __init__(self, files: Sequence[Path], name: str = "", *, mask_shift: int = 0) -> None:
+        """Open files whose masks speak of the token `mask_shift` places on."""
         self.files, self.name = files, name
+        self._mask_shift = mask_shift
         schema = schema_of(files[0])
+        self._preferences = None
+        if not any(field.name in IDS for field in schema):
+            self._preferences = preference_columns(schema.names)
+        if self._preferences is not None:
+            self.layout = LookLayout.PREFERENCES
+            schema = document_schema(self._preferences)
         lists = [field.name for field in schema if is_list(field.type)]
         try:
             self._ids = ids_column(lists)
@@ -63,9 +73,15 @@ class PackedSplit(LookSplit):
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
             for part in [None] if is_parquet else arrow_batches(file):
-                end += sum(rows for rows, _ in parquet_groups(file)) if part is None else len(part)
+                rows = sum(rows for rows, _ in parquet_groups(file)) if part is None else len(part)
+                end += rows * self._documents_a_row
                 pieces.append((end, file, part))
         return pieces
+
+    @property
+    def _documents_a_row(self) -> int:
+        """Items that one row of a file becomes: two where it holds a pair of answers."""
+        return 1 if self._preferences is None else len(self._preferences.answers)
 
     def __len__(self) -> int:
         return self._pieces[-1][0] if self._pieces else 0
@@ -75,16 +91,22 @@ class PackedSplit(LookSplit):
         piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
         _, file, part = self._pieces[piece]
         place = number - (self._pieces[piece - 1][0] if piece else 0)
-        return next(parquet_batches(file, place, place + 1)) if part is None else part.slice(place, 1)
+        stored, answer = divmod(place, self._documents_a_row)
+        row = next(parquet_batches(file, stored, stored + 1)) if part is None else part.slice(stored, 1)
+        if self._preferences is None:
+            return row
+        return document_rows(row, self._preferences).slice(answer, 1)
 
     def stored_batches(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
         """(number of its first row, record batch) of all rows; `columns` chooses some."""
         first = 0
+        stored = columns if self._preferences is None else self._preferences.names
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
-            for batch in parquet_batches(file, columns=columns) if is_parquet else arrow_batches(file):
-                yield first, batch if columns is None else batch.select(list(columns))
-                first += len(batch)
+            for batch in parquet_batches(file, columns=stored) if is_parquet else arrow_batches(file):
+                rows = batch if self._preferences is None else document_rows(batch, self._preferences)
+                yield first, rows if columns is None else rows.select(list(columns))
+                first += len(rows)
 
     @cached_property
     def tokens(self) -> Ints:
@@ -149,7 +171,7 @@ class PackedSplit(LookSplit):
 
     def item(self, number: int) -> Item:
         """Read a row."""
-        return item_of_row(self.row(number), number, self.name, shift=self._shift)
+        return item_of_row(self.row(number), number, self.name, shift=self._shift, mask_shift=self._mask_shift)
 
     @cached_property
     def _shift(self) -> int:
@@ -170,7 +192,7 @@ class PackedSplit(LookSplit):
     def _batches(self) -> Iterator[TokenBatch]:
         wanted = [self._ids, *self._weights, *self._boundaries, *(["kinds"] if self.has_kinds else [])]
         for first, batch in self.stored_batches(columns=list(dict.fromkeys(wanted))):
-            yield _read(batch, first, self._shift)[0]
+            yield _read(batch, first, self._shift, self._mask_shift)[0]
 
     def record_id(self, number: int) -> str | None:
         """Return the record of a row, or those of its documents joined by commas."""
@@ -194,9 +216,9 @@ def _columns(rows: Any) -> dict[str, Column]:
     return {name: _flat(rows.column(name)) for name in names}
 
 
-def _read(batch: Any, first: int, shift: int | None) -> tuple[TokenBatch, TrainerRows]:
+def _read(batch: Any, first: int, shift: int | None, mask_shift: int = 0) -> tuple[TokenBatch, TrainerRows]:
     """Read the rows of a record batch, numbered from `first`; a row with wrong boundaries is one document."""
-    rows = read_columns(_columns(batch), shift=shift, first=first)
+    rows = read_columns(_columns(batch), shift=shift, mask_shift=mask_shift, first=first)
     kinds = _flat(batch.column("kinds")) if "kinds" in batch.schema.names else None
     if kinds is not None and not np.array_equal(kinds[1], rows.offsets):
         raise FormatError(f"rows from {first}: kinds and ids have different lengths")
@@ -210,11 +232,11 @@ def _read(batch: Any, first: int, shift: int | None) -> tuple[TokenBatch, Traine
     return tokens, rows
 
 
-def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = None) -> Item:
+def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = None, mask_shift: int = 0) -> Item:
     """Make an item of a record batch with one row; `problem` says why its boundaries are wrong."""
     names = row.schema.names
-    tokens, rows = _read(row, number, shift)
-    stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
+    tokens, rows = _read(row, number, shift, mask_shift)
+    stored = {name for name in ("documents", "record_id", "source", "turns", "side") if name in names}
     facts = {name: row.column(name)[0].as_py() for name in stored}
     return Item(
         split=split,
@@ -228,6 +250,7 @@ def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = N
         record_id=_text(facts.get("record_id")),
         source=_text(facts.get("source")),
         turns=facts["turns"] if isinstance(facts.get("turns"), int) else None,
+        side=facts.get("side") if isinstance(facts.get("side"), str) else None,
         features=tuple(names),
         problem=_problem(row.column(rows.boundaries)[0].as_py(), len(tokens.ids), rows.boundaries, number)
         if len(rows.wrong_boundaries)

@@ -40,13 +40,16 @@ class LookLayout(StrEnum):
     """Packed rows, by the plan of the split."""
     PACKED = "packed"
     """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
+    PREFERENCES = "preferences"
+    """Answers that people compared, in files as trainers of preferences read them."""
     KD = "kd"
     """Documents of a distillation set, each with the spans of its answers."""
 
     @property
     def item(self) -> str:
         """What one item is called."""
-        return {"episodes": "episode", "rows": "row", "packed": "block", "kd": "document"}[self.value]
+        names = {"episodes": "episode", "rows": "row", "packed": "block", "preferences": "answer", "kd": "document"}
+        return names[self.value]
 
     @property
     def packed(self) -> bool:

@@ -23,6 +23,8 @@ from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
+MASKS_OF_NEXT = ("levanter", "megatron-bridge")
+"""Exports whose masks and weights are about the next token, as their trainers read them next to the inputs."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 5
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 READ_VERSIONS = {FORMAT: FORMAT_VERSION, EXPORT_FORMAT: EXPORT_VERSION}
@@ -266,6 +268,23 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
 def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
     """Return the export.json of a folder; None if there is none. Checked as a manifest is."""
     return _receipt(directory / EXPORT_MANIFEST, _Export, check_seal)
+
+
+def export_target(folder: Path) -> str:
+    """Return the name of the export that a folder is, or is a split of; empty if it is none."""
+    for place in (folder, folder.parent):
+        try:
+            export = read_export(place, check_seal=False)
+        except FormatError:
+            continue
+        if export is not None:
+            return str(export["to"])
+    return ""
+
+
+def mask_shift_of(target: str) -> int:
+    """Return how far masks of an export are ahead: those of some trainers are about the next token."""
+    return int(target in MASKS_OF_NEXT)
 
 
 def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
