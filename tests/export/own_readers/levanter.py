@@ -1,41 +1,19 @@
 """Reads an export with Levanter's own source, processor and dataset for the format `prebuilt`."""
 
 import asyncio
-import sys
-import types
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.export.isolation import Bounds, measured, model_of
+from tests.export.own_readers.levanter_runners import stand_in_for_runners
 from tests.export.sets import Document, cut, report
 
 MODEL = model_of("qwen3")  # before the stand-ins below, which confuse transformers
 
 
-class Anything:
-    """Stands for whatever is imported from the runners of cluster jobs."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class Runners(MetaPathFinder, Loader):
-    """Levanter imports the runners of its cluster jobs, which start servers; its reader does not use them."""
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ("fray", "zephyr", "iris") else None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return types.ModuleType(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__getattr__ = lambda name: type(name, (Anything,), {})  # type: ignore[method-assign]
-
-
-sys.meta_path.insert(0, Runners())
+stand_in_for_runners()
 
 import numpy as np  # noqa: E402
 from haliax import Axis  # noqa: E402
