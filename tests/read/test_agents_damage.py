@@ -16,7 +16,9 @@ from tests.read.agent_runs import DATA
 
 JUNK: list[Any] = [None, True, 0, -1, 3.5, "", "x", "{", [], [None], [1], {}, {"a": 1}, {"type": "text"}]
 FILES = [path for path in DATA.rglob("*") if path.suffix in (".jsonl", ".traj") or path.name.endswith(".traj.json")]
-EXAMPLES = sorted([*FILES, DATA / "openhands" / "events", DATA / "openhands" / "completions"])
+EXAMPLES = sorted(
+    [*FILES, DATA / "openhands" / "events", DATA / "openhands" / "completions", DATA / "openhands_v0" / "events"]
+)
 """A folder is read as one file of lines, which is damaged here."""
 
 

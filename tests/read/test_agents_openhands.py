@@ -58,6 +58,20 @@ def test_what_these_files_lack() -> None:
     assert lacks(RUN / "events").keys() == lacks(RUN / "completions").keys() == {"tools"}
 
 
+def test_prompts_of_the_first_generation_are_those_that_it_makes_itself() -> None:
+    """Results have the words that the model saw; a finish is a text in later prompts."""
+    folder = DATA / "openhands_v0"
+    expected = json.loads((folder / "prompts.json").read_text())
+    ours = []
+    for record in records_of(folder / "events"):
+        for position, message in enumerate(record["messages"]):
+            if message["role"] == "assistant" and message.get("train") is not False:
+                ours.append([told(one) for one in record["messages"][:position]])
+    assert ours == [[told(message) for message in prompt] for prompt in expected.values()]
+    assert len(ours) == 5
+    assert lacks(folder / "events") == {}
+
+
 def event(kind: str, number: int, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "id": f"e{number}", "source": "agent", **more}
 

@@ -13,6 +13,12 @@ from chatmill.read.agents.openhands_tree import EventTree
 from chatmill.read.agents.request_logs import CallJoiner
 
 CONDENSED = "condensed events"
+SEPARATOR = "\n\n"
+OBSERVED = "\nObserved result of command executed by user:\n"
+PLAIN_OBSERVATIONS = ("read", "mcp", "think", "task_tracking", "condense", "download", "browse")
+"""Observations that a model sees by their content."""
+LONGEST_OBSERVATION = 30_000
+"""Characters up to which an observation is not cut in its middle, unless the configuration says so."""
 
 
 def read_completion_log(file: AgentFile) -> Iterator[AgentRun]:
@@ -95,6 +101,39 @@ def _event_run(name: str, events: list[Mapping[str, Any]], *, is_damaged: bool =
     return _Events(name, events, is_damaged=is_damaged).run()
 
 
+def observation_text(event: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return an observation as the model sees it, and whether these are its words.
+
+    As `ConversationMemory` of the last release of the first generation (0.62) writes them.
+    """
+    content = str(event.get("content") or "")
+    extras = event.get("extras")
+    extras = extras if isinstance(extras, Mapping) else {}
+    kind = event.get("observation")
+    is_exact = len(content) <= LONGEST_OBSERVATION
+    if kind == "run":
+        return _command_text(content, extras.get("metadata")), is_exact
+    if kind == "error":
+        return f"{content}\n[Error occurred in processing last action]", is_exact
+    if kind == "user_rejected":
+        return f"OBSERVATION:\n{content}\n[Last action has been rejected by the user]", is_exact
+    return content, is_exact and kind in PLAIN_OBSERVATIONS
+
+
+def _command_text(content: str, metadata: object) -> str:
+    """Return the output of a command with what is known of it."""
+    known = metadata if isinstance(metadata, Mapping) else {}
+    text = f"{known.get('prefix') or ''}{content}{known.get('suffix') or ''}"
+    if known.get("working_dir"):
+        text += f"\n[Current working directory: {known['working_dir']}]"
+    if known.get("py_interpreter_path"):
+        text += f"\n[Python interpreter: {known['py_interpreter_path']}]"
+    exit_code = known.get("exit_code", -1)
+    if exit_code != -1:
+        text += f"\n[Command finished with exit code {exit_code}]"
+    return text
+
+
 class _Events:
     """The events of one conversation of the first generation, in the order of the file."""
 
@@ -104,16 +143,20 @@ class _Events:
         self._events = events
         self._turns: list[AgentTurn] = []
         self._tools: list[Any] | None = None
-        self._answers: dict[str, AgentTurn] = {}
+        self._answers: set[str] = set()
         self._unknown = "an event that cannot be read" if is_damaged else ""
 
     def run(self) -> AgentRun:
         """Return the run with its one history."""
         for event in self._events:
             self._add(event)
-        has_system = bool(self._turns) and self._turns[0].message.get("role") == "system"
-        self._run.branches.append(AgentBranch(self._turns, tools=self._tools, has_system=has_system))
+        self._end_branch()
         return self._run
+
+    def _end_branch(self) -> None:
+        """Keep the history so far as a branch."""
+        has_system = bool(self._turns) and self._turns[0].message.get("role") == "system"
+        self._run.branches.append(AgentBranch(list(self._turns), tools=self._tools, has_system=has_system))
 
     def _add(self, event: Mapping[str, Any]) -> None:
         arguments = event.get("args")
@@ -130,12 +173,12 @@ class _Events:
             self._unknown = self._unknown or "another agent's events"
         elif isinstance(metadata, Mapping) and action is not None:
             self._add_response(metadata)
-        elif isinstance(metadata, Mapping):
-            content = event.get("content")
-            message = {"role": "tool", "tool_call_id": metadata.get("tool_call_id"), "content": content}
-            self._turns.append(AgentTurn(message))
+            if action == "finish":
+                self._end_in_text(arguments)
         elif action == "message" and event.get("source") == "user":
-            self._turns.append(AgentTurn({"role": "user", "content": arguments.get("content")}))
+            self._add_user(arguments.get("content"))
+        elif action is None:
+            self._add_observation(event, metadata)
         elif action in ("message", "finish") and event.get("source") == "agent":
             # Without the response nobody knows what of it the model wrote.
             self._lacks.add("responses behind actions")
@@ -143,6 +186,39 @@ class _Events:
             self._turns.append(AgentTurn({"role": "assistant", "content": text}))
         elif action is not None and event.get("source") == "agent":
             self._lacks.add("responses behind actions")
+
+    def _add_user(self, content: Any) -> None:
+        """Add a message of the user; neighbouring ones are set apart by an empty line."""
+        is_second = bool(self._turns) and self._turns[-1].message.get("role") == "user"
+        if is_second and isinstance(content, str):
+            content = SEPARATOR + content
+        self._turns.append(AgentTurn({"role": "user", "content": content}))
+
+    def _add_observation(self, event: Mapping[str, Any], metadata: object) -> None:
+        """Add what an action gave, in the words in which the model saw it."""
+        text, is_exact = observation_text(event)
+        if not isinstance(metadata, Mapping):
+            if event.get("observation") == "run":
+                # A command of the user.
+                self._add_user(OBSERVED + text)
+            elif event.get("observation") == "recall":
+                self._lacks.add("words of recalled context")
+            return
+        self._lacks.see("words of observations as the model sees them", is_missing=not is_exact)
+        message: PlainMessage = {"role": "tool", "tool_call_id": metadata.get("tool_call_id"), "content": text}
+        if event.get("observation") == "error":
+            message["is_error"] = True
+        self._turns.append(AgentTurn(message))
+
+    def _end_in_text(self, arguments: Mapping[str, Any]) -> None:
+        """End the history at a finish: later prompts hold its thought as a text, and no call."""
+        if not self._turns or self._turns[-1].key is None:
+            return
+        self._end_branch()
+        content = str(self._turns[-1].message.get("content") or "")
+        thought = str(arguments.get("thought") or "")
+        text = content if thought in ("", content) else f"{thought}\n{content}"
+        self._turns[-1] = AgentTurn({"role": "assistant", "content": text})
 
     def _add_response(self, metadata: Mapping[str, Any]) -> None:
         """Add the response behind an action; all actions of one response are one answer."""
@@ -163,6 +239,5 @@ class _Events:
         self._add_answer(name, message, str(response.get("model") or ""))
 
     def _add_answer(self, name: str, message: PlainMessage, model: str) -> None:
-        turn = AgentTurn(message, name, model, self._unknown)
-        self._answers[name] = turn
-        self._turns.append(turn)
+        self._answers.add(name)
+        self._turns.append(AgentTurn(message, name, model, self._unknown))
