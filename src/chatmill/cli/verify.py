@@ -12,7 +12,10 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,18 +59,41 @@ def command(
                 )
             report = verify_export(directory, on_progress=on_progress)
         else:
-            report = verify(
-                directory,
-                deep=deep,
-                sample=sample,
-                workers=workers,
-                on_progress=on_progress,
-            )
+            with _in_folder_of_build(directory) if deep else contextlib.nullcontext(directory) as named:
+                report = verify(
+                    named,
+                    deep=deep,
+                    sample=sample,
+                    workers=workers,
+                    on_progress=on_progress,
+                )
     if as_json:
         typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
     else:
         _show(report)
     raise typer.Exit(report.exit_status)
+
+
+@contextlib.contextmanager
+def _in_folder_of_build(directory: Path) -> Iterator[Path]:
+    """Work in the folder from which a build's sources and model are there; yield the name of its dataset."""
+    from chatmill.store.named_paths import folder_of_build
+    from chatmill.store.receipts import read_manifest
+
+    manifest = read_manifest(directory)
+    recipe = {} if manifest is None else manifest["recipe"]
+    names: list[str] = []
+    for source in recipe.get("sources", ()):
+        names += [source["path"]] if isinstance(source["path"], str) else source["path"]
+    names += [name for name in (recipe.get("tokenizer"), recipe.get("template")) if name and os.sep in name]
+    folder = folder_of_build(names, directory.absolute())
+    if folder is None:
+        yield directory
+        return
+    absolute = directory.absolute()
+    typer.secho(f"The sources are looked up from {folder}, as the build had them.", fg="yellow", err=True)
+    with contextlib.chdir(folder):
+        yield absolute
 
 
 def _show(report: VerifyReport) -> None:

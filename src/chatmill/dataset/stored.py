@@ -80,7 +80,7 @@ class Dataset:
 
     @cached_property
     def _decoder(self) -> Decoder | None:
-        return self._given_decoder or decoder_for(self.manifest)[0]
+        return self._given_decoder or decoder_for(self.manifest, home=self.directory)[0]
 
     @cached_property
     def episodes(self) -> EpisodeDataset:

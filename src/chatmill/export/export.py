@@ -19,6 +19,7 @@ from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import beside, dataset_url, new_folder
 from chatmill.store.kd import blend_arguments
 from chatmill.store.model_ids import refuse_ids_beyond
+from chatmill.store.named_paths import find_first
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 from chatmill.store.split import StoredDataset
 from chatmill.store.tree_rows import RowsOfTrees
@@ -88,7 +89,7 @@ def export_dataset(
         if not fits(SplitName, name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
-        refuse_ids_beyond(documents, source.about, model)
+        refuse_ids_beyond(documents, source.about, model, source.directory)
     _refuse_unheld(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
@@ -179,6 +180,8 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
 def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
     """Return the model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
     named = source.about.get("recipe", {}).get("tokenizer") if model is None or str(model).isdigit() else model
+    if model is None and isinstance(named, str):
+        named = find_first(named, source.directory)
     return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)
 
 

@@ -64,7 +64,7 @@ def to_hf_dataset(
 
     source = open_dataset(Path(dataset), [split])
     documents = source.splits[split]
-    refuse_ids_beyond(documents, source.about, model)
+    refuse_ids_beyond(documents, source.about, model, source.directory)
     stated = documents.plan
     if packed and documents.has_sides:
         raise ConfigError(f"{dataset} holds answers that people compared: each is a row of its own, so no packing")

@@ -14,6 +14,7 @@ from chatmill.export.trainer_lines import TRAINER_PACKED, TRL_PACKED, RowFacts, 
 from chatmill.images.files import picture_folder
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_values
+from chatmill.store.named_paths import find_first
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -77,7 +78,8 @@ def _image_folder(export: Export) -> str:
     patterns: list[str] = []
     for source in recipe.get("sources", ()):
         patterns += [source["path"]] if isinstance(source["path"], str) else source["path"]
-    return picture_folder(recipe.get("images"), patterns) or "FOLDER"
+    folder = picture_folder(recipe.get("images"), patterns)
+    return "FOLDER" if folder is None else find_first(folder, export.source.directory)
 
 
 def _tell_keys(export: Export) -> None:

@@ -20,6 +20,7 @@ from chatmill.load.model_needs import HybridModel
 from chatmill.load.teacher import whole_teacher
 from chatmill.pack.plan import plan
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.named_paths import find_first
 from chatmill.store.split import Split, StoredDataset, even_ranges
 from chatmill.store.teacher import TeacherColumn
 
@@ -222,7 +223,7 @@ class Export:
             row=max((row.longest for row in rows), default=longest),
             has_trees=any(documents.has_trees for documents in splits.values()),
             has_images=any(documents.has_pictures for documents in splits.values()),
-            model=recipe.get("tokenizer") or RowFacts.model,
+            model=find_first(recipe.get("tokenizer") or RowFacts.model, self.source.directory),
             **known,
         )
 

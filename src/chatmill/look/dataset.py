@@ -64,7 +64,7 @@ class LookDataset:
 
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:
-        return decoder_for(self.about, self._tokenizer)
+        return decoder_for(self.about, self._tokenizer, self.path)
 
     @property
     def address(self) -> str:

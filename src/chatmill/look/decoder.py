@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import starmap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ChatmillError, TokenizerError
+from chatmill.store.named_paths import find_named
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -136,33 +138,47 @@ def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
     return " ".join(map(str, ids.tolist())) if decoder is None else decoder.text(ids)
 
 
-def decoder_for(about: Mapping[str, Any], override: Any = None) -> tuple[Decoder | None, str]:
+def decoder_for(about: Mapping[str, Any], override: Any = None, home: Path | None = None) -> tuple[Decoder | None, str]:
     """Make the decoder of a dataset, and say why there is none or why it may be wrong; see `manifest_tokenizer`."""
-    tokenizer, problem = manifest_tokenizer(about, override)
+    tokenizer, problem = manifest_tokenizer(about, override, home)
     return (None, f"{problem}: --tokenizer gives the text") if tokenizer is None else (Decoder(tokenizer), problem)
 
 
-def manifest_tokenizer(about: Mapping[str, Any], override: Any = None) -> tuple[Tokenizer | None, str]:
+def manifest_tokenizer(
+    about: Mapping[str, Any], override: Any = None, home: Path | None = None
+) -> tuple[Tokenizer | None, str]:
     """Load the tokenizer that a manifest names, and say why there is none, or why it may be the wrong one.
 
-    `override` (anything `load_tokenizer` takes) wins over the one that is named, and must load. Control tokens that the
-    build added are added.
+    Control tokens that the build added are added.
+
+    Args:
+        about: The manifest.
+        override: Anything `load_tokenizer` takes; it wins over the one that is named, and must load.
+        home: Folder of the dataset. A relative path is looked up from there, too.
     """
     named = about["tokenizer"] if isinstance(about.get("tokenizer"), dict) else {}
     if override is None and not named:
         return None, "no manifest names the tokenizer"
     name = named.get("given_as") if override is None else override
-    try:
-        tokenizer = load_tokenizer(name)
-        tokenizer = with_control_tokens(tokenizer, named.get("control_tokens") or ())
-    except (ChatmillError, OSError) as error:
-        if override is not None:
-            raise
-        return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
     expected = named.get("fingerprint")
-    if not expected or tokenizer.fingerprint == expected:
-        return tokenizer, ""
-    return tokenizer, (
-        f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, the "
-        f"manifest says {expected[:12]}): the text may be wrong"
+    places = find_named(name, home) if override is None and isinstance(name, str) else [name]
+    first: Tokenizer | None = None
+    problem = ""
+    for place in places:
+        try:
+            tokenizer = load_tokenizer(place)
+            tokenizer = with_control_tokens(tokenizer, named.get("control_tokens") or ())
+        except (ChatmillError, OSError) as error:
+            if override is not None:
+                raise
+            problem = problem or f"the tokenizer {name!r} of the manifest does not load ({error})"
+            continue
+        if not expected or tokenizer.fingerprint == expected:
+            return tokenizer, ""
+        first = first or tokenizer
+    if first is None:
+        return None, problem
+    return first, (
+        f"the tokenizer {first.name!r} is not the one of the build (fingerprint {first.fingerprint[:12]}, the "
+        f"manifest says {str(expected)[:12]}): the text may be wrong"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
 from chatmill.errors import ConfigError
+from chatmill.store.named_paths import find_first
 from chatmill.store.split import Split
 
 WAY_OUT = (
@@ -15,13 +17,19 @@ WAY_OUT = (
 )
 
 
-def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None) -> None:
-    """`ConfigError` for an id without an embedding, in `model` or else in the model that the dataset was built for.
+def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None, home: Path | None = None) -> None:
+    """Refuse an id without an embedding. Tokens are read only where the tokenizer may have more ids than the model.
 
-    `model`: a folder, a loaded model or config, or the number of embeddings. Tokens are read only where the tokenizer
-    of the build has more ids than the model, or is not known.
+    Args:
+        split: The tokens.
+        about: The manifest of the dataset.
+        model: A folder, a loaded model or config, or the number of embeddings. Default: that of the build.
+        home: Folder of the dataset. A relative path in the manifest is looked up from there, too.
+
+    Raises:
+        ConfigError: The model has no embedding for an id.
     """
-    vocabulary = _vocabulary(about, model)
+    vocabulary = _vocabulary(about, model, home)
     size = about.get("tokenizer", {}).get("vocab_size")
     if vocabulary is None or (size is not None and size <= vocabulary.size):
         return
@@ -29,10 +37,12 @@ def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None)
     refuse_beyond(largest, vocabulary, "the dataset has", WAY_OUT)
 
 
-def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:
+def _vocabulary(about: Mapping[str, Any], model: Any, home: Path | None) -> ModelVocabulary | None:
     if model is None:
         recipe = about.get("recipe", {})
         named = recipe.get("vocab_size") or recipe.get("tokenizer")
+        if isinstance(named, str):
+            named = find_first(named, home)
         return None if named is None else model_vocabulary(named)
     if isinstance(model, str) and model.isdigit():
         model = int(model)

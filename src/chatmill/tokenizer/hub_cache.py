@@ -77,5 +77,5 @@ def missing_model(name: str) -> str:
     if name.startswith((".", "/", "~")):
         return f"there is no such folder or file (relative names start from {os.getcwd()})"
     cached = cached_models()
-    known = f" In the Hugging Face cache of this machine: {', '.join(cached[:MOST_NAMES])}." if cached else ""
-    return f"there is no such folder here, and a model of the hub is called owner/model.{known}"
+    known = f"; in the Hugging Face cache of this machine: {', '.join(cached[:MOST_NAMES])}" if cached else ""
+    return f"there is no such folder here, and a model of the hub is called owner/model{known}"

@@ -12,6 +12,7 @@ from chatmill.images.files import picture_folder, picture_hash, read_picture
 from chatmill.images.headers import FORMATS, picture_size
 from chatmill.look.items import Item
 from chatmill.look.viewer.opened import OpenedSplit
+from chatmill.store.named_paths import find_first
 
 SIDE = 320
 """Pixels of the longer side, at most."""
@@ -47,7 +48,10 @@ def _bytes(opened: OpenedSplit, item: Item, picture: StoredPicture) -> bytes:
     recipe = opened.look.about.get("recipe") or {}
     paths = [source["path"] for source in recipe.get("sources", ())]
     patterns = [path for entry in paths for path in ([entry] if isinstance(entry, str) else entry)]
-    data = read_picture(picture.place, picture_folder(recipe.get("images"), patterns))
+    folder = picture_folder(recipe.get("images"), patterns)
+    if folder is not None:
+        folder = find_first(folder, opened.look.path)
+    data = read_picture(picture.place, folder)
     if picture_hash(data) != picture.hash:
         raise DataError(f"the picture {picture.place} has changed since the dataset was built")
     return data

@@ -262,8 +262,10 @@ def _notes(letter: str, side: Records) -> Iterator[str]:
 
 def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | None, Tokenizer | None], list[str]]:
     """Return the tokenizers of both manifests, where they load and are still those of the builds; else the reasons."""
-    old = manifest_tokenizer(a.about)
-    new = old if a.about.get("tokenizer") == b.about.get("tokenizer") else manifest_tokenizer(b.about)
+    old = manifest_tokenizer(a.about, home=a.directory)
+    new = old
+    if a.about.get("tokenizer") != b.about.get("tokenizer"):
+        new = manifest_tokenizer(b.about, home=b.directory)
     tokenizers = [None if problem else tokenizer for tokenizer, problem in (old, new)]
     sides = zip("AB", (old[1], new[1]), strict=True)
     problems = [f"{letter}: ids are shown, not text: {problem}" for letter, problem in sides if problem]
