@@ -42,10 +42,10 @@ def joined(messages: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return found
 
 
-def sent_by_claude() -> list[list[tuple[Any, ...]]]:
+def sent_by_claude(folder: Path = CLAUDE) -> list[list[tuple[Any, ...]]]:
     """The prompts that Claude Code sent, without its reminders."""
     prompts = []
-    for line in (CLAUDE / "requests.json").read_text().splitlines():
+    for line in (folder / "requests.json").read_text().splitlines():
         messages = json.loads(line)
         for message in messages:
             if isinstance(message["content"], list):
@@ -75,6 +75,16 @@ def test_every_trained_answer_of_claude_code_comes_after_a_prompt_that_was_sent(
     assert Counter(str(prompt) for prompt in ours) - asked == Counter()
     left = asked - Counter(str(prompt) for prompt in ours)
     assert left.total() == 1, "the call that wrote the summary is in no file"
+
+
+def test_a_session_with_a_subagent_is_two_histories_that_were_sent() -> None:
+    folder = DATA / "claude_code_subagents"
+    ours = trained_prompts(folder / "session_0")
+    assert Counter(map(str, ours)) == Counter(map(str, sent_by_claude(folder)))
+    assert len(ours) == 5
+    main, side = records_of(folder / "session_0")
+    assert (main["agent"], side["agent"][0]) == ("", "a")
+    assert main["session"] == side["session"]
 
 
 def test_every_trained_answer_of_codex_comes_after_a_prompt_that_was_sent() -> None:

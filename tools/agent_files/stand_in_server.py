@@ -24,6 +24,11 @@ SCRIPT: list[list[dict[str, Any]]] = [
 ]
 
 
+DELEGATE = "Delegate."
+"""The text of a user to which the answer is a subagent with a task."""
+DELEGATION = [[{"type": "task", "id": "call_t", "prompt": "Look around."}], [{"type": "text", "text": "It looked."}]]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers requests by the script."""
 
@@ -42,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         Handler.answers += 1
         has_tools = bool(request.get("tools"))
         if self.path.startswith("/v1/messages"):
-            blocks = SCRIPT[min(results(request), len(SCRIPT) - 1)] if has_tools else SCRIPT[-1]
+            script = DELEGATION if delegates(request) else SCRIPT
+            blocks = script[min(results(request), len(script) - 1)] if has_tools else SCRIPT[-1]
             self._send(anthropic_stream(blocks, f"msg_{Handler.answers}", request.get("model")), "text/event-stream")
         else:
             blocks = SCRIPT[min(outputs(request), len(SCRIPT) - 1)]
@@ -61,6 +67,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
+
+
+def delegates(request: dict[str, Any]) -> bool:
+    """Return whether the last text of the user asks for a subagent."""
+    for message in reversed(request["messages"]):
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        texts = [part.get("text", "") for part in parts if part.get("type") == "text"]
+        if message["role"] == "user" and texts:
+            return any(DELEGATE in text for text in texts)
+    return False
 
 
 def results(request: dict[str, Any]) -> int:
@@ -104,6 +121,10 @@ def anthropic_stream(blocks: list[dict[str, Any]], name: str, model: Any) -> byt
             own = {"type": "tool_use", "id": f"toolu_{name}_{block['id']}", "name": "Bash", "input": {}}
             arguments = json.dumps({"command": block["command"], "description": "Run"})
             deltas = [{"type": "input_json_delta", "partial_json": arguments}]
+        elif block["type"] == "task":
+            own = {"type": "tool_use", "id": f"toolu_{name}_{block['id']}", "name": "Agent", "input": {}}
+            task = {"description": "Look", "prompt": block["prompt"], "subagent_type": "general-purpose"}
+            deltas = [{"type": "input_json_delta", "partial_json": json.dumps(task)}]
         elif block["type"] == "thinking":
             own = {"type": "thinking", "thinking": "", "signature": ""}
             deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}]
@@ -114,7 +135,7 @@ def anthropic_stream(blocks: list[dict[str, Any]], name: str, model: Any) -> byt
         parts.append({"type": "content_block_start", **at, "content_block": own})
         parts += [{"type": "content_block_delta", **at, "delta": delta} for delta in deltas]
         parts.append({"type": "content_block_stop", **at})
-    reason = "tool_use" if any(block["type"] == "call" for block in blocks) else "end_turn"
+    reason = "tool_use" if any(block["type"] in ("call", "task") for block in blocks) else "end_turn"
     delta = {"stop_reason": reason, "stop_sequence": None}
     parts.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 20}})
     parts.append({"type": "message_stop"})

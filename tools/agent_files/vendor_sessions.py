@@ -93,32 +93,51 @@ def main(programs: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home, "work")
         folder.mkdir()
-        for name in ("claude", "codex"):
+        for name in ("claude", "codex", "subagents"):
             requests = Path(home, f"{name}.jsonl")
             here = Path(__file__).parent / "stand_in_server.py"
             server = subprocess.Popen([sys.executable, str(here), str(PORT), str(requests)])
             wait_for(PORT)
             try:
-                record = run_claude if name == "claude" else run_codex
-                files = record(programs, folder, home)
+                files = RUNS[name](programs, folder, home)
             finally:
                 server.terminate()
                 server.wait()
-            target = out / ("claude_code" if name == "claude" else "codex")
+            target = out / FOLDERS[name]
             target.mkdir(parents=True, exist_ok=True)
             for number, path in enumerate(files):
-                (target / f"session_{number}.jsonl").write_text(cut_lines(path, home))
+                place = target / f"session_{number}.jsonl"
+                if "subagents" in path.parts:
+                    place = target / "session_0" / "subagents" / path.name
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(cut_lines(path, home))
             (target / "requests.json").write_text(request_lines(requests, home))
 
 
-def run_claude(programs: Path, folder: Path, home: str) -> list[Path]:
-    """Run a session, go on, compact it, go on, and fork it."""
+def claude_environment(home: str) -> dict[str, str]:
+    """Return the environment in which Claude Code talks to the stand-in."""
     environment = {**os.environ, "HOME": home, "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{PORT}"}
-    environment |= {
+    return environment | {
         "ANTHROPIC_API_KEY": "sk-none",
         "DISABLE_TELEMETRY": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+
+
+def run_subagents(programs: Path, folder: Path, home: str) -> list[Path]:
+    """Run a session that gives a task to a subagent; its own file comes first."""
+    away = Path(home, "elsewhere")
+    away.mkdir()
+    flags = ["--allowedTools", "Bash,Agent", "--model", "claude-sonnet-4-5"]
+    environment = claude_environment(home)
+    run([str(programs / "claude"), "-p", "Delegate.", *flags], away, environment)
+    (project,) = Path(home, ".claude", "projects").glob("*elsewhere")
+    return sorted(project.rglob("*.jsonl"), key=lambda path: len(path.parts))
+
+
+def run_claude(programs: Path, folder: Path, home: str) -> list[Path]:
+    """Run a session, go on, compact it, go on, and fork it."""
+    environment = claude_environment(home)
     flags = ["--allowedTools", "Bash", "--model", "claude-sonnet-4-5"]
     program = str(programs / "claude")
     run([program, "-p", "List what there is.", *flags], folder, environment)
@@ -138,6 +157,10 @@ def run_codex(programs: Path, folder: Path, home: str) -> list[Path]:
     run([program, "exec", *CODEX_FLAGS, "List what there is."], folder, environment)
     run([program, "exec", "resume", "--last", *CODEX_FLAGS, "And again."], folder, environment)
     return sorted((settings / "sessions").rglob("rollout-*.jsonl"))
+
+
+RUNS = {"claude": run_claude, "codex": run_codex, "subagents": run_subagents}
+FOLDERS = {"claude": "claude_code", "codex": "codex", "subagents": "claude_code_subagents"}
 
 
 if __name__ == "__main__":
