@@ -5,10 +5,11 @@ torchrun --nproc-per-node 8 -m chatmill.trainers.llamafactory train.yaml chatmil
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ChatmillError, ConfigError
 from chatmill.trainers.hf import RowCollator, WeightsInLoss
 from chatmill.trainers.rows import SplitRows
 
@@ -103,4 +104,7 @@ class _given:  # noqa: N801 - used as a function
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ChatmillError as error:
+        sys.exit(f"error: {error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,11 @@ def test_what_would_change_rows_is_refused(options: dict[str, Any], words: str, 
     folder = weighted_set(tmp_path / "set", weighted_items())
     with pytest.raises(ConfigError, match=words):
         train(tmp_path, folder, **options)
+
+
+def test_the_command_says_what_is_missing_in_one_line() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "chatmill.trainers.llamafactory"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: give a config and the dataset: train.yaml chatmill=./built"
+    assert "Traceback" not in done.stderr
