@@ -1,4 +1,4 @@
-"""A proxy in front of a model server that records every call: request, answer, and how the call ended.
+"""Recording proxy for model servers.
 
 agent -> proxy -> model server
            |

@@ -1,4 +1,4 @@
-"""Addresses that clients use: the token of the proxy, the name of a run, and the path behind them."""
+"""Parse proxy addresses: token, name of the run, path."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Destination:
 
 
 class RefusedError(Exception):
-    """A request that is not for this proxy, or not from who may use it."""
+    """A request without the right to use the proxy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddressReader:
-    """Reads where a request wants to go, and whether it may."""
+    """Parser of request addresses."""
 
     token: str | None
     """Secret in the address; None: only this machine can connect."""
@@ -74,7 +74,7 @@ class AddressReader:
 
 
 def check_upstream(url: str) -> str:
-    """Return the address of a model server without a slash at its end.
+    """Check and normalise the address of a model server.
 
     Raises:
         ConfigError: It is no address, or has what clients add.
@@ -92,7 +92,7 @@ def check_upstream(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a name or number."""
+    """Check for a loopback host."""
     if host == "localhost":
         return True
     try:
@@ -102,7 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_host(host: str) -> None:
-    """Refuse names that a foreign page may have pointed at this machine."""
+    """Refuse foreign host names, against DNS rebinding."""
     name = urlsplit(f"//{host}").hostname or ""
     if not is_loopback(name):
         raise RefusedError("not a name of this machine: use 127.0.0.1")

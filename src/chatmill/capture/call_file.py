@@ -1,4 +1,4 @@
-"""The file of captured calls: lines are only ever added, each by one write."""
+"""Append-only file of captured calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWNER_ONLY = 0o600
 
 
 class CallFile:
-    """A file that one proxy adds lines to.
+    """An append-only file with one writer.
 
     A line is in the file, and survives the end of the process, when `append` returns. `sync` makes it survive the
     end of the machine.

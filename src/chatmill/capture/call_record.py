@@ -1,4 +1,4 @@
-"""One captured call as a line of JSON: bodies exactly as they were sent, headers never."""
+"""One captured call as a line of JSON, without headers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "res
 
 
 class Dialect(StrEnum):
-    """An API of model servers, by the end of its path."""
+    """An API of model servers."""
 
     CHAT = "chat"
     """Chat completions."""
@@ -48,7 +48,10 @@ PATH_ENDS = {
 
 
 def find_dialect(method: str, path: str) -> Dialect | None:
-    """Return the dialect of a model call; None for every other request."""
+    """Find the dialect of a request.
+
+    Returns None for requests other than model calls.
+    """
     for end, dialect in PATH_ENDS.items():
         if method == "POST" and path.endswith(end):
             return dialect
@@ -61,7 +64,7 @@ def current_time() -> str:
 
 
 def header_keys(headers: Mapping[str, str]) -> tuple[bytes, ...]:
-    """Return the keys in the headers of a request, which must not be written anywhere."""
+    """Collect the keys in the headers of a request."""
     keys: set[bytes] = set()
     for name in KEY_HEADERS:
         value = headers.get(name, "")
@@ -148,14 +151,17 @@ class Call:
         return _join(parts)
 
     def _without_keys(self, body: bytes) -> bytes:
-        """Replace keys of the request that stand in a body by a mark."""
+        """Replace keys in a body by a mark."""
         for key in self.keys:
             body = body.replace(key, KEY_MARK.encode())
         return body
 
 
 def decode_body(body: bytes, encoding: str) -> bytes | None:
-    """Return a body without its content encoding, as far as it came; None for encodings that are not known."""
+    """Undo the content encoding of a body, complete or cut.
+
+    Returns None for an unknown encoding.
+    """
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -168,7 +174,10 @@ def decode_body(body: bytes, encoding: str) -> bytes | None:
 
 
 def exact_json(body: bytes) -> bytes:
-    """Return a body as it stands if it is JSON, on one line; else as base64."""
+    """Put a JSON body on one line, unchanged.
+
+    Other bodies become base64.
+    """
     if not _is_json(body):
         return in_base64(body)
     # Outside of strings line ends are only white space, and inside JSON has none.
@@ -176,7 +185,10 @@ def exact_json(body: bytes) -> bytes:
 
 
 def events_json(body: bytes) -> bytes:
-    """Return the events of a stream as a list: data that is JSON as it stands, other data as texts."""
+    """Turn a stream into a JSON list of its events.
+
+    JSON data stays unchanged, other data becomes text.
+    """
     splitter = EventSplitter()
     events: list[bytes] = []
     for event in splitter.feed(body):
@@ -190,7 +202,7 @@ def events_json(body: bytes) -> bytes:
 
 
 def is_last_event(data: bytes) -> bool:
-    """Return whether an event is the last one of its stream."""
+    """Check for the last event of a stream."""
     if data == DONE:
         return True
     if not any(name.encode() in data for name in LAST_EVENTS):
@@ -203,7 +215,7 @@ def is_last_event(data: bytes) -> bool:
 
 
 def has_finish_reason(data: bytes) -> bool:
-    """Return whether an event is a chunk of chat completions that ends a choice."""
+    """Check for a chunk with a finish reason."""
     if b"finish_reason" not in data:
         return False
     try:
@@ -218,7 +230,7 @@ def has_finish_reason(data: bytes) -> bool:
 
 
 def in_base64(body: bytes | bytearray) -> bytes:
-    """Return bytes that are no JSON as an object that says so."""
+    """Wrap bytes as base64 in an object."""
     return b'{"base64":"' + base64.b64encode(body) + b'"}'
 
 

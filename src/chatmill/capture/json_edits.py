@@ -1,4 +1,4 @@
-"""Edits of JSON text that leave every other byte as it is."""
+"""Edit JSON text in place, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Removal(StrEnum):
-    """What stays in the place of a member that is taken out."""
+    """The remains of a removed member."""
 
     NULL = "null"
     """The member with `null`."""
@@ -24,7 +24,10 @@ class Removal(StrEnum):
 
 
 class Member(NamedTuple):
-    """One member of an object, or one item of a list (without a key), by offsets into the text."""
+    """One member of an object or item of a list.
+
+    Items have no key. Positions are offsets into the text.
+    """
 
     key: str
     start: int
@@ -46,7 +49,7 @@ def add_member(text: str, key: str, value: str) -> str:
 
 
 def members(text: str, start: int) -> list[Member]:
-    """Return the members of the object, or the items of the list, that begins at an offset.
+    """List the members or items of the value at an offset.
 
     Raises:
         RecordError: The text is no JSON there, or neither an object nor a list.
@@ -58,7 +61,7 @@ def members(text: str, start: int) -> list[Member]:
 
 
 def remove_members(text: str, found: list[Member], keys: frozenset[str], removal: Removal) -> list[Edit]:
-    """Return the edits that take members out of the object they are all the members of.
+    """Build the edits for removing members of one object.
 
     Args:
         text: The JSON.
@@ -85,7 +88,7 @@ def remove_members(text: str, found: list[Member], keys: frozenset[str], removal
 
 
 def apply_edits(text: str, edits: list[Edit]) -> str:
-    """Apply edits that do not overlap."""
+    """Apply edits without overlaps."""
     pieces: list[str] = []
     position = 0
     for start, stop, replacement in sorted(edits):

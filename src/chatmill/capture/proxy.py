@@ -1,4 +1,4 @@
-"""The proxy: forwards requests and answers as they come, and records a copy of every model call."""
+"""Forward requests and answers, and record model calls."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Proxy:
         asking: Asking,
         warn: Callable[[str], None],
     ) -> None:
-        """Set up a proxy that does not listen yet.
+        """Set up a proxy without listening.
 
         Args:
             upstream: Address of the server, without a slash at its end.
@@ -99,7 +99,7 @@ class Proxy:
         self._recordings: set[asyncio.Task[None]] = set()
 
     def app(self) -> web.Application:
-        """Return the application of the proxy; its clean-up closes the connections to the server."""
+        """Build the aiohttp application."""
         # 0: no limit of the size of a request, as the server has its own.
         app = web.Application(client_max_size=0)
         app.router.add_route("*", "/{path:.*}", self.handle)
@@ -137,7 +137,7 @@ class Proxy:
     async def send(
         self, request: web.Request, destination: Destination, data: Any, *, is_plain: bool = False
     ) -> aiohttp.ClientResponse:
-        """Send a request on to the server, and return its answer when that begins.
+        """Send a request to the server and await the headers.
 
         Args:
             request: As the client sent it.
@@ -162,14 +162,17 @@ class Proxy:
         )
 
     async def record(self, call: Call, *, is_complete: bool, error: str = "") -> None:
-        """Write a call down, also if the client leaves meanwhile; a failure is counted, and is none of the call."""
+        """Record a call, even after the client has left.
+
+        A failure is counted and does not reach the client.
+        """
         task = asyncio.create_task(self._record(call, is_complete, error))
         self._recordings.add(task)
         task.add_done_callback(self._recordings.discard)
         await asyncio.shield(task)
 
     def note_fault(self, what: str) -> None:
-        """Count something that the proxy failed at while it forwarded a call."""
+        """Count a fault of the proxy itself."""
         if not self.counts.faults[what]:
             self._warn(what)
         self.counts.faults[what] += 1
@@ -199,7 +202,7 @@ class Proxy:
             self._warn(f"{self._file.path}: {error}")
 
     async def _pass(self, request: web.Request, destination: Destination) -> web.StreamResponse:
-        """Forward a request that is no model call, and record nothing."""
+        """Forward a request without recording it."""
         data = request.content if request.body_exists else None
         try:
             upstream = await self.send(request, destination, data)
@@ -280,7 +283,7 @@ class _Exchange:
             return await self._forward_chunks(upstream)
 
     def _ask(self) -> bytes:
-        """Return the body of the request with what the proxy adds to it."""
+        """Add the proxy's own keys to the request body."""
         asking = self._proxy.asking
         is_encoded = self._request.headers.get("content-encoding", "identity") != "identity"
         if self._call.dialect is not Dialect.CHAT or asking.server is None or is_encoded:
@@ -305,7 +308,7 @@ class _Exchange:
             self._cleaner = None
 
     async def _forward_whole(self, upstream: aiohttp.ClientResponse, cleaner: AnswerCleaner) -> web.StreamResponse:
-        """Forward an answer from which something is taken out, when all of it is there."""
+        """Forward a whole answer without the added ids."""
         try:
             async for chunk in upstream.content.iter_any():
                 self._keep(chunk)
@@ -324,7 +327,10 @@ class _Exchange:
         return response
 
     async def _forward_chunks(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Forward an answer as it comes; its record is on disk before its last bytes are sent."""
+        """Forward an answer chunk by chunk.
+
+        The record is on disk before the last bytes are sent.
+        """
         length = None if self._cleaner is not None else upstream.content_length
         response = _begin_response(upstream, length=length)
         await response.prepare(self._request)
@@ -344,7 +350,7 @@ class _Exchange:
         return response
 
     def _take(self, chunk: bytes) -> bytes:
-        """Keep a copy of a chunk, and return what the client gets of it now."""
+        """Copy a chunk and return the client's part of it."""
         self._keep(chunk)
         if not self._call.is_stream:
             return chunk
@@ -383,7 +389,7 @@ class _Exchange:
         self._has_last_event = self._has_last_event or is_last_event(data)
 
     def _is_complete(self) -> bool:
-        """Return whether the answer has come to its proper end, once its last bytes are there."""
+        """Check for the proper end of the answer."""
         return not self._call.is_stream or self._has_last_event or self._has_finish_reason
 
     async def _break_off(self, response: web.StreamResponse | None, error: Exception) -> web.StreamResponse:
@@ -399,7 +405,7 @@ class _Exchange:
 
 
 def _forwarded_headers(headers: CIMultiDictProxy[str], *, is_plain: bool) -> CIMultiDict[str]:
-    """Return the headers of a request as the server gets them."""
+    """Build the headers for the server."""
     connection = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     forwarded: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
@@ -413,14 +419,14 @@ def _forwarded_headers(headers: CIMultiDictProxy[str], *, is_plain: bool) -> CIM
 
 
 def _known_encodings(value: str) -> str:
-    """Return the encodings of a client that a copy can be read in."""
+    """Keep the content encodings known to the recorder."""
     names = [part.strip() for part in value.split(",")]
     known = [name for name in names if name.partition(";")[0].strip().lower() in ENCODINGS]
     return ", ".join(known) or "identity"
 
 
 def _begin_response(upstream: aiohttp.ClientResponse, *, length: int | None = None) -> web.StreamResponse:
-    """Return an answer with the status and headers of the server's."""
+    """Begin an answer with the server's status and headers."""
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     connection = {name.strip().lower() for name in upstream.headers.get("connection", "").split(",")}
     for name, value in upstream.headers.items():
@@ -435,7 +441,7 @@ def _begin_response(upstream: aiohttp.ClientResponse, *, length: int | None = No
 
 
 async def _remove_own_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Remove headers that aiohttp adds and the server has not sent."""
+    """Remove the headers added by aiohttp."""
     names = response.get("names")
     for name in ("Content-Type", "Date", "Server"):
         if names is not None and name.lower() not in names:
@@ -443,7 +449,7 @@ async def _remove_own_headers(request: web.Request, response: web.StreamResponse
 
 
 def _bad_gateway(dialect: Dialect | None, error: Exception) -> web.Response:
-    """Return an answer that says that the server cannot be reached, in the form of its API."""
+    """Build the error answer for an unreachable server."""
     message = f"chatmill capture: the server cannot be reached: {_reason(error)}"
     body: dict[str, Any] = {"error": {"message": message, "type": "api_error"}}
     if dialect is Dialect.MESSAGES:
@@ -452,7 +458,7 @@ def _bad_gateway(dialect: Dialect | None, error: Exception) -> web.Response:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without the address, which may have secrets in its query."""
+    """Describe an error without the address and its secrets."""
     system_error = getattr(error, "os_error", None)
     words = getattr(system_error, "strerror", None) or getattr(error, "strerror", None)
     name = type(error).__name__
@@ -465,13 +471,13 @@ def _abort(request: web.Request) -> None:
 
 
 def _retry_count(headers: Mapping[str, str]) -> int:
-    """Return how often the client has tried before, by the header of OpenAI's and Anthropic's libraries."""
+    """Read the number of earlier tries from the headers."""
     value = headers.get("x-stainless-retry-count", "")
     return int(value) if value.isdecimal() and len(value) < 4 else 0
 
 
 def _proxy_address(url: URL) -> str | None:
-    """Return the address of the proxy that the environment names for a server."""
+    """Find the HTTP proxy in the environment."""
     host = url.host or ""
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None

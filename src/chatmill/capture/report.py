@@ -1,4 +1,4 @@
-"""Says what a file of captured calls holds, run by run, and how much of it can be trained."""
+"""Report the calls of a capture file, run by run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAD_IDS = "bad_token_ids"
 
 @dataclass(kw_only=True)
 class RunReport:
-    """What the calls of one run became."""
+    """Counts of the calls of one run."""
 
     run: str
     calls: int = 0
@@ -53,7 +53,7 @@ class RunReport:
 
     @property
     def trained_share(self) -> float | None:
-        """Share of the sampled tokens that are trained."""
+        """Trained share of the sampled tokens."""
         return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RunReport:
 
 
 def read_report(path: Path) -> list[RunReport]:
-    """Read a file of calls, and report its runs in the order in which they begin."""
+    """Read a capture file and report its runs in order."""
     reports: dict[str, RunReport] = {}
     calls = CallJoiner(path.name)
     torn = 0
@@ -90,7 +90,7 @@ def read_report(path: Path) -> list[RunReport]:
 
 
 def report_lines(report: RunReport) -> Iterator[str]:
-    """Say in sentences what a run holds."""
+    """Describe a run in sentences."""
     tasks = f"{counted(report.roots, 'task')}, {report.joined:,} joined"
     if report.branches:
         tasks += f", {report.branches:,} with a rewritten history"
@@ -120,7 +120,10 @@ def report_lines(report: RunReport) -> Iterator[str]:
 
 
 def _add_call(report: RunReport, call: LoggedCall, unused: set[int]) -> None:
-    """Count one call; `unused` are the identities of answers that were asked for again."""
+    """Count one call.
+
+    `unused` has the identities of answers to repeated requests.
+    """
     report.calls += 1
     report.lost += call.lost_before
     match call.outcome:

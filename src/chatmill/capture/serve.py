@@ -54,7 +54,7 @@ def capture(
     ready: Callable[[ProxyAddress], None],
     warn: Callable[[str], None],
 ) -> CallCounts:
-    """Run a proxy until SIGINT or SIGTERM, and return what it counted.
+    """Run a proxy until SIGINT or SIGTERM.
 
     Args:
         upstream: ProxyAddress of the model server.

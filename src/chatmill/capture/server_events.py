@@ -10,14 +10,17 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventSplitter:
-    """Splits a stream of bytes into events; what is not an event yet waits."""
+    """Incremental splitter of server-sent events."""
 
     def __init__(self) -> None:
         self.rest = b""
         """Bytes after the last whole event."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the events that are whole now, each with the empty line at its end."""
+        """Return the events completed by more bytes.
+
+        Each has the empty line at its end.
+        """
         data = self.rest + data
         events: list[bytes] = []
         start = 0
@@ -29,7 +32,10 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """Return the data of an event; None for comments and other events without data."""
+    """Extract the data of an event.
+
+    Returns None for comments and other events without data.
+    """
     lines: list[bytes] = []
     for line in LINE_END.split(event):
         if line.startswith(b"data:"):

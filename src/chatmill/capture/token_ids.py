@@ -1,4 +1,4 @@
-"""Asks servers for token ids and log-probabilities, and takes these out of the answer for the client."""
+"""Request token ids, and hide them from the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWER_IDS = frozenset({"token_ids", "response_token_ids", "prompt_token_ids"})
 
 
 class TokenServer(StrEnum):
-    """A server that returns token ids when it is asked to."""
+    """A server with token ids on request."""
 
     VLLM = "vllm"
     """Ids in streams too. It writes `null` where nobody asked."""
@@ -35,7 +35,7 @@ class TokenServer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """What the proxy adds to requests for chat completions."""
+    """Additions to requests for chat completions."""
 
     server: TokenServer | None = None
     """The server to ask for token ids; None: not asked for."""
@@ -43,7 +43,10 @@ class Asking:
     """Whether to ask for log-probabilities too."""
 
     def add_to(self, body: bytes) -> tuple[bytes, tuple[str, ...]]:
-        """Return the request with what it lacks, and the keys that were added."""
+        """Add the missing keys to a request.
+
+        Returns the new body and the added keys.
+        """
         if self.server is None:
             return body, ()
         try:
@@ -68,7 +71,7 @@ class Asking:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerCleaner:
-    """Takes out of an answer what is in it only because the proxy asked."""
+    """Remover of the additions from an answer."""
 
     server: TokenServer
     added: tuple[str, ...]
@@ -83,7 +86,10 @@ class AnswerCleaner:
         return apply_edits(text, self._edits(text)).encode()
 
     def clean_event(self, event: bytes) -> bytes:
-        """Return an event of a stream as the client asked for it; empty if there would have been none."""
+        """Clean one event of a stream.
+
+        Returns nothing for an event sent for its ids alone.
+        """
         data = event_data(event)
         if data is None or not data.startswith(b"{") or event.count(data) != 1:
             return event
@@ -107,7 +113,7 @@ class AnswerCleaner:
         return edits
 
     def _is_extra(self, text: str) -> bool:
-        """Return whether vLLM sent this chunk for its token ids or log-probabilities alone."""
+        """Check for a chunk with nothing but ids."""
         chunk = msgspec.json.decode(text)
         choices = chunk.get("choices")
         if self.server is not TokenServer.VLLM or not choices:

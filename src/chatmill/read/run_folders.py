@@ -1,4 +1,4 @@
-"""Folders of agents that hold one run in several files: events, logged calls, a session with its subagents."""
+"""Find runs of agents in several files of one folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HEAD = 1 << 20
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of one run, in the order in which they were written."""
+    """The files of one run, in order."""
 
     files: tuple[Path, ...]
 
     @property
     def state(self) -> str:
-        """A text that is another one if the files have changed."""
+        """Names, sizes and times of the files, as a text."""
         found: list[tuple[str, int, int]] = []
         for path in self.files:
             status = path.stat()
@@ -52,7 +52,10 @@ class RunFiles:
         return max(path.stat().st_mtime_ns for path in self.files)
 
     def write(self, out: IO[bytes]) -> None:
-        """Write the files as lines: those of lines one after the other, others each as one line."""
+        """Write the files as lines.
+
+        A file of JSON becomes one line.
+        """
         for path in self.files:
             with path.open("rb") as source:
                 if path.suffix == ".jsonl":
@@ -63,7 +66,10 @@ class RunFiles:
 
 
 def run_files(folder: Path) -> RunFiles | None:
-    """Return the files of the one run that a folder holds; None for every other folder."""
+    """Find the files of the one run in a folder.
+
+    Returns None for every other folder.
+    """
     for find in (_event_files, _call_files, _session_files):
         files = find(folder)
         if files:
@@ -72,14 +78,14 @@ def run_files(folder: Path) -> RunFiles | None:
 
 
 def agent_inputs(folder: Path) -> list[str]:
-    """Return what a folder holds of agents: folders of runs, and files of sessions; nothing for other folders."""
+    """List the runs of agents in a folder: folders and files."""
     if run_files(folder) is not None:
         return [str(folder)]
     return _project_sessions(folder) or [str(found) for found in _runs_below(folder, DEEPEST)]
 
 
 def _event_files(folder: Path) -> list[Path]:
-    """Return the events of a conversation of OpenHands, or of the folder that has them below."""
+    """List the events of a conversation of OpenHands."""
     home = folder if _has_events(folder) else folder / EVENTS
     if not _has_events(home):
         return []
@@ -91,13 +97,13 @@ def _has_events(folder: Path) -> bool:
 
 
 def _call_files(folder: Path) -> list[Path]:
-    """Return the completion logs of a folder, by the time of their calls."""
+    """List the completion logs of a folder, by time."""
     found = sorted(_numbered(folder, CALL_NAME, float))
     return [path for _, path in found] if _first_fits(found, is_completion_log) else []
 
 
 def _session_files(folder: Path) -> list[Path]:
-    """Return the files of subagents in a session's folder of Claude Code, after the session's own."""
+    """List the files of a session and its subagents."""
     if not (folder / SUBAGENTS).is_dir():
         return []
     agents = sorted((folder / SUBAGENTS).rglob(SUBAGENT_NAME))
@@ -106,7 +112,7 @@ def _session_files(folder: Path) -> list[Path]:
 
 
 def _project_sessions(folder: Path) -> list[str]:
-    """Return the sessions of a project's folder of Claude Code in which some have subagents."""
+    """List the sessions of a project with subagents."""
     found: list[str] = []
     has_subagents = False
     for name in _names(folder):
@@ -141,7 +147,7 @@ def _names(folder: Path) -> list[str]:
 def _numbered(
     folder: Path, pattern: re.Pattern[str], number: Callable[[str], float]
 ) -> list[tuple[tuple[float, str], Path]]:
-    """Return the files whose names fit a pattern, with the number in each name."""
+    """List the files with numbered names."""
     found: list[tuple[tuple[float, str], Path]] = []
     for name in _names(folder):
         match = pattern.fullmatch(name)
@@ -151,7 +157,7 @@ def _numbered(
 
 
 def _first_fits(found: list[tuple[tuple[float, str], Path]], fits: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Return whether the first file that is JSON is of a kind."""
+    """Check the first JSON file for a kind."""
     for _, path in sorted(found)[:3]:
         try:
             with path.open("rb") as file:
@@ -163,7 +169,7 @@ def _first_fits(found: list[tuple[tuple[float, str], Path]], fits: Callable[[Map
 
 
 def _copy_lines(source: IO[bytes], out: IO[bytes]) -> None:
-    """Copy a file of lines, with an end after its last line."""
+    """Copy a file of lines, and end its last line."""
     shutil.copyfileobj(source, out)
     source.seek(0, os.SEEK_END)
     if source.tell():

@@ -1,4 +1,4 @@
-"""Events of OpenHands' second generation: a tree of events, with condensations that change the view of a model."""
+"""Read events of OpenHands' second generation, a tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Event = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Entry:
-    """What a model sees of one event, or of all actions of one response."""
+    """The message of one event, or of one response's actions."""
 
     turn: AgentTurn
     ids: list[str] = field(default_factory=list)
@@ -38,7 +38,10 @@ class EventTree:
         self._parents = [self._parent(index) for index in range(len(events))]
 
     def run(self) -> AgentRun:
-        """Return the run: a branch for every end of the tree, and for every view before a condensation."""
+        """Build the run.
+
+        It has a branch for every leaf and for every condensed view.
+        """
         parents = set(self._parents)
         for index in range(len(self._events)):
             if index not in parents:
@@ -47,7 +50,7 @@ class EventTree:
         return self._run
 
     def _parent(self, index: int) -> int:
-        """Return the index of the event before an event, -1 for a root."""
+        """Find the index of the parent, -1 for a root."""
         parent = self._events[index].get("parent_id")
         if parent == ROOT:
             return -1
@@ -67,7 +70,10 @@ class EventTree:
         return path[::-1]
 
     def _unknown(self, path: list[int]) -> str:
-        """Say why the prompts of a path are not known; empty where they are."""
+        """Name the reason for unknown prompts of a path.
+
+        Returns "" for known prompts.
+        """
         if self._is_damaged:
             return "an event that cannot be read"
         first = self._events[path[0]]
@@ -77,7 +83,7 @@ class EventTree:
 
 
 class _View:
-    """What a model sees along one path of events."""
+    """The model's view along one path of events."""
 
     def __init__(self, run: AgentRun, unknown: str) -> None:
         self._run = run
@@ -87,7 +93,7 @@ class _View:
         self._tools: list[Any] | None = None
 
     def read(self, events: list[Event]) -> None:
-        """Read the events of a path, and add its branches to the run."""
+        """Read one path and add its branches."""
         for event in events:
             self._add(event)
         self._end_branch()
@@ -129,7 +135,10 @@ class _View:
         self._add_turn(event, AgentTurn(message, name, unknown=self._unknown))
 
     def _add_action(self, event: Event) -> None:
-        """Add a call; neighbouring calls of one response are one answer, with the thought of the first."""
+        """Add a call to its answer.
+
+        Neighbouring calls of one response are one answer.
+        """
         response = str(event.get("llm_response_id") or event.get("id"))
         call = _object(event.get("tool_call"))
         function = {"name": call.get("name"), "arguments": call.get("arguments")}
@@ -159,7 +168,7 @@ class _View:
         self._add_turn(event, AgentTurn(message))
 
     def _condense(self, event: Event) -> None:
-        """End the history so far, and go on with the view that a condensation leaves."""
+        """Apply a condensation to the view."""
         self._end_branch()
         listed = event.get("forgotten_event_ids")
         forgotten = {str(one) for one in listed} if isinstance(listed, list) else set()
@@ -180,7 +189,7 @@ class _View:
         self._entries = entries
 
     def _add_ids(self, event: Event) -> None:
-        """Give the ids of a call to its answer, after whose events they come."""
+        """Give token ids to the answer before them."""
         answers = [entry.turn for entry in self._entries if entry.turn.key is not None]
         if not answers or "token_ids" in answers[-1].message:
             self._lacks.add("answers of token ids")
@@ -216,7 +225,7 @@ class _View:
 
 
 def content_text(content: object) -> str:
-    """Return the texts of a content; pictures have none."""
+    """Join the texts of a content."""
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):
@@ -227,7 +236,7 @@ def content_text(content: object) -> str:
 
 
 def _merge_users(turns: list[AgentTurn]) -> list[AgentTurn]:
-    """Put neighbouring messages of the user into one, as they are sent."""
+    """Merge neighbouring messages of the user."""
     merged: list[AgentTurn] = []
     for turn in turns:
         last = merged[-1].message if merged else {}
