@@ -390,7 +390,9 @@ class ModelTemplate:
         if renderer not in between:
             between[renderer] = written_between(renderer, self.form)
         is_strict = by is AnswersBy.SAMPLING
-        return SampledAnswers(self.given, self.stops, between[renderer], is_strict=is_strict)
+        return SampledAnswers(
+            self.given, self.stops, between[renderer], is_strict=is_strict, reads_reasoning=self.reads_reasoning
+        )
 
     def _table(self, renderer: TemplateRunner) -> StepTable:
         tables = self.store.tables

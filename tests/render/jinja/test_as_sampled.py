@@ -413,3 +413,19 @@ def test_closed_reasoning_is_proved_with_the_content_that_the_template_shows(con
         assert (found.proved, found.failures) == (1, [])
         shown = content.strip() if trims else content
         assert rows(template, conversation)[0][1] == f"{message.reasoning or ''}\n</think>\n\n{shown}<|im_end|>"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_reasoning_that_a_template_has_no_place_for_is_left_out_as_everywhere(reads: bool) -> None:
+    """Where only the white space before the answer differs, as under Llama 4's template."""
+    text = """{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}{{ '\n' }}<|im_start|>assistant{% endif %}"""
+    template = bind_bytes("spaced", text + ("{# m.reasoning #}" if reads else ""))
+    conversation = talk(ASKED, OWN)
+    if reads:
+        assert reason(template, conversation) == "prompt_not_in_history"
+        return
+    assert rows(template, conversation) == [("<|im_start|>userq<|im_end|>\n<|im_start|>assistant", "a<|im_end|>")]
+    found = survey(template, [conversation])
+    assert (found.proved, found.failures) == (1, [])
+    assert int(render([conversation], template).lost.sum()) == 1

@@ -70,15 +70,17 @@ class SampledAnswers:
         between: str,
         *,
         is_strict: bool = False,
+        reads_reasoning: bool = True,
     ) -> None:
         """`between` is what the template writes between reasoning and content, where it shows both.
 
-        `is_strict`: an answer whose reasoning is in neither has no proof.
+        `is_strict`: an answer whose reasoning is in neither has no proof. `reads_reasoning`: the template knows it.
         """
         self._given, self._stops, self._between = given, stops, between
         self.is_first = given.answers is AnswerText.SAMPLED
         """Whether it is asked also where history follows the prompt, but leaves the reasoning out."""
         self.is_strict = is_strict
+        self._reads_reasoning = reads_reasoning
 
     @property
     def declares_close(self) -> bool:
@@ -94,7 +96,9 @@ class SampledAnswers:
             return None
         if not opening.close:
             rest = _parts_from(ended, opening.begin)
-            is_hidden = self.is_hidden(message, index, ended)  # then another thinking switch may show it
+            # Another thinking switch may show the reasoning, unless the template has no place for any.
+            has_place = bool(opening.opener) or self._reads_reasoning
+            is_hidden = has_place and self.is_hidden(message, index, ended)
             return None if is_hidden else SampledTurn(rest, opening.opener, (message.content,))
         own = [piece for piece in ended.pieces if piece.owner == index]
         content = message.content
