@@ -164,7 +164,7 @@ def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says:
         ([SHORT], {"name": "../x"}, "letters, digits"),
         ([SHORT], {"model": None}, "model is missing"),
         ([SHORT], {"model": {}}, "a dict is no model"),
-        ([SHORT], {"model": "./Qwen3-9B"}, "no tokenizer 'Qwen3-9B'"),
+        ([SHORT], {"model": "./Qwen3-9B"}, "no tokenizer './Qwen3-9B'"),
         ("none.jsonl", {"model": "./Qwen3-9B"}, r"there is no file 'none\.jsonl'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

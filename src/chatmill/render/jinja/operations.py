@@ -47,7 +47,7 @@ SMALL = 1_000
 """Characters of texts that are not looked at: whatever is made of them is small. It is counted afterwards."""
 
 
-class Origin(Enum):
+class OriginEffect(Enum):
     """What a filter does to the origins of texts of the record."""
 
     LOST = auto()
@@ -71,14 +71,14 @@ class Operation(NamedTuple):
     """Whether a short text can make much: by a number that is given, or one in a format."""
     gathers: bool = False
     """Whether it takes all items of what is iterated over before it makes anything."""
-    origin: Origin = Origin.LOST
+    origin: OriginEffect = OriginEffect.LOST
     """What it does to origins, as a filter."""
     shows_all: bool = False
     """Whether what it makes of a text shows all of it, but for white space."""
 
     def passing(self) -> Operation:
         """Return the row of a filter that hands values on."""
-        return self._replace(origin=Origin.PASSED)
+        return self._replace(origin=OriginEffect.PASSED)
 
     def is_free(self) -> bool:
         """Return whether nothing is charged."""
@@ -174,8 +174,8 @@ FREE = Operation(nothing, nothing)
 """Hands on what it is given, or makes something small of it in no time; items are counted when they are taken."""
 ASKED = Operation(nothing, per(100), looks_inside=True)
 SEARCH = Operation(nothing, searched)
-STRIP = Operation(times(1), backwards, looks_inside=True, origin=Origin.OF_METHOD, shows_all=True)
-CASE = Operation(times(3), per(50), looks_inside=True, origin=Origin.OF_METHOD)
+STRIP = Operation(times(1), backwards, looks_inside=True, origin=OriginEffect.OF_METHOD, shows_all=True)
+CASE = Operation(times(3), per(50), looks_inside=True, origin=OriginEffect.OF_METHOD)
 CUT = Operation(lambda taken: taken.size + taken.longest * taken.width, per(500), looks_inside=True, looks_always=True)
 PADDED = Operation(padded, per(500), looks_inside=True, looks_always=True)
 SPLIT = Operation(split, searched)
@@ -186,7 +186,7 @@ LISTED = Operation(items(MADE_ITEM_BYTES), per(500), gathers=True).passing()
 HASHED = Operation(items(2 * MADE_ITEM_BYTES), sorting, looks_inside=True, gathers=True).passing()
 BY_NUMBER = Operation(by_number, lambda taken: per(500)(taken) + width_of(taken)).passing()
 GET = Operation(nothing, hashing)
-REPLACE = Operation(replaced, searched, looks_inside=True, origin=Origin.OF_METHOD, shows_all=True)
+REPLACE = Operation(replaced, searched, looks_inside=True, origin=OriginEffect.OF_METHOD, shows_all=True)
 
 FILTERS = {
     **dict.fromkeys(("default", "d", "first", "last", "items", "join"), FREE.passing()),

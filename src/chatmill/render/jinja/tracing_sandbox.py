@@ -24,7 +24,7 @@ from chatmill.render.jinja.empty_texts import without_empty
 from chatmill.render.jinja.limits import MAX_DEPTH, LimitError
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.message_fields import MessageFields
-from chatmill.render.jinja.operations import FILTERS, SMALL, Origin
+from chatmill.render.jinja.operations import FILTERS, SMALL, OriginEffect
 from chatmill.render.jinja.outside_reads import OutsideReads
 from chatmill.render.jinja.positions import Position
 from chatmill.render.jinja.questions import Unfollowed
@@ -328,7 +328,7 @@ def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[s
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a filter that keeps origins by itself, or one that makes no text of the record's texts."""
-    origin = FILTERS[name].origin if name in FILTERS else Origin.LOST
+    origin = FILTERS[name].origin if name in FILTERS else OriginEffect.LOST
 
     def traced(*arguments: Any, **named: Any) -> Any:
         values = [argument for argument in arguments if not isinstance(argument, PASSED)]
@@ -338,8 +338,8 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
             )
         if name == "format" and may_hold(values) and not named:
             return _formatted(values[0], values[1:])
-        is_of_method = origin is Origin.OF_METHOD and isinstance(values[0], TEXTUAL)
-        if origin is not Origin.PASSED and not is_of_method:
+        is_of_method = origin is OriginEffect.OF_METHOD and isinstance(values[0], TEXTUAL)
+        if origin is not OriginEffect.PASSED and not is_of_method:
             return by_value(filter_, arguments, named, f"the filter {name}")
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(argument) for key, argument in named.items()}
