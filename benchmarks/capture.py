@@ -31,7 +31,7 @@ WARM_UP = 10
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {"stream": False},
     "stream": {"stream": True},
-    "whole, 1 MB of history": {"stream": False, "padding": 1_000_000},
+    "whole, 100 kB of history": {"stream": False, "padding": 100_000},
 }
 
 

@@ -128,6 +128,18 @@ def test_answers_of_tries_that_the_client_gave_up_are_not_trained(tmp_path: Path
     assert (second.calls, second.roots) == (1, 1)
 
 
+def test_a_repeated_call_that_a_failure_explains_leaves_all_answers(tmp_path: Path) -> None:
+    """Several samples of one prompt: that one of their calls failed first says nothing about the others."""
+    failed = captured("q", None, response=None, status=None, complete=False, error="ConnectionReset")
+    lines = [captured("q", "1"), failed, captured("q", "2"), captured("q", "3", retry=1)]
+    path = write_lines(tmp_path / "calls.jsonl", lines)
+    assert trained_texts(path) == [["1"], ["2"], ["3"]]
+    # Without a failure it is not known which of two answers was not taken.
+    path = write_lines(tmp_path / "calls.jsonl", [captured("q", "1"), captured("q", "2"), captured("q", "3", retry=1)])
+    assert trained_texts(path) == [["1"], ["2"], ["3"]]
+    assert lacks(path)["mark which of several answers was asked for again"] == (1, 1)
+
+
 def test_every_end_of_a_call_has_its_place_in_the_report(tmp_path: Path) -> None:
     chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
     good = captured("q", "1")

@@ -95,6 +95,22 @@ class _Chain:
     branch: AgentBranch
 
 
+@dataclass(slots=True)
+class _Tries:
+    """Calls with the same request."""
+
+    failures: int = 0
+    """Failed and cut calls without a repeated one so far."""
+    answers: list[AgentTurn] = field(default_factory=list)
+
+    def take_failure(self) -> bool:
+        """Take a failed call as the reason for a repeated one, if there is one."""
+        if not self.failures:
+            return False
+        self.failures -= 1
+        return True
+
+
 class CallJoiner:
     """The calls of one log, in order."""
 
@@ -112,6 +128,7 @@ class CallJoiner:
         """Tasks of histories, with their runs."""
         self.calls: list[LoggedCall] = []
         """All records, in order."""
+        self._tries: dict[bytes, _Tries] = {}
         self.unused: set[int] = set()
         """Identities of turns that the client asked for again."""
         self._ends: dict[str, tuple[AgentBranch, int]] = {}
@@ -153,7 +170,11 @@ class CallJoiner:
         call.run = meta.get("session", "")
         call.lost_before = _count(record.get("lost"))
         request, response, is_whole = _request_and_response(record)
+        # Only captures know of repeated calls.
+        tries = self._tries_of(request, call.run) if "complete" in record else _Tries()
+        is_unexplained = _count(record.get("retry")) > 0 and not tries.take_failure()
         if request is None or response is None:
+            tries.failures += 1
             call.outcome = CallOutcome.CUT if response is None and _is_cut(record) else CallOutcome.FAILED
             lacking = "end of cut streams" if call.outcome is CallOutcome.CUT else "answers of failed calls"
             self.run.lacks.add(lacking)
@@ -176,13 +197,16 @@ class CallJoiner:
             call.sampled_tokens = sum(len(answer.message["token_ids"]) for answer in answers)
         is_whole = is_whole and bool(answers)
         if not is_whole:
+            tries.failures += 1
             call.outcome = CallOutcome.CUT
             self.run.lacks.add("end of cut streams")
             return
         for answer in answers:
             answer.unknown = unknown or answer.unknown
             self._add_answer(turns, tools, answer, dict(meta), place, call)
-        self._drop_earlier_tries(turns, tools, call, _count(record.get("retry")))
+        if is_unexplained:
+            self._drop_earlier_try(tries)
+        tries.answers += call.answers
 
     def _add_rollout(
         self,
@@ -261,17 +285,22 @@ class CallJoiner:
         self.run.branches.append(branch)
         return _Chain(branch)
 
-    def _drop_earlier_tries(self, turns: list[AgentTurn], tools: list[Any], call: LoggedCall, retry: int) -> None:
-        """Train no answer of a call that the client made again: it has not taken that answer."""
-        if not retry:
-            return
-        request_hash = _hashes(turns, tools, call.run)[-1]
-        own = {id(turn) for turn in call.answers}
-        for _, turn in self._requests.get(request_hash, ()):
-            if id(turn) not in own and turn.key is not None:
-                turn.key = None
-                self.unused.add(id(turn))
-                self.run.lacks.add("use of answers that were asked for again")
+    def _tries_of(self, request: object, run: str) -> _Tries:
+        """Find the earlier calls with the same request."""
+        text = json.dumps([run, request], ensure_ascii=False, sort_keys=True, default=str)
+        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        return self._tries.setdefault(key, _Tries())
+
+    def _drop_earlier_try(self, tries: _Tries) -> None:
+        """Train no answer that the client asked for again: it has not taken that answer."""
+        candidates = [turn for turn in tries.answers if turn.key is not None]
+        if len(candidates) > 1:
+            # The same prompt may have been sampled several times on purpose.
+            self.run.lacks.add("mark which of several answers was asked for again")
+        elif candidates:
+            candidates[0].key = None
+            self.unused.add(id(candidates[0]))
+            self.run.lacks.add("use of answers that were asked for again")
 
 
 def _continues_ids(last: Mapping[str, Any], prompt_ids: list[int] | None) -> bool:
