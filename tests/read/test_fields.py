@@ -231,9 +231,9 @@ def test_functions_and_reasoning_have_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("bad", "code", "way_out"),
     [
-        (record(images=["a.png"]), "images_differ", "1 pictures in 'images'"),
+        (record(images=["a.png"]), "images_differ", "1 picture in 'images'"),
         ({"messages": [{**PAIR[0], "images": ["a.png"]}, PAIR[1]]}, "non_text_part", r"quarantine"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "images_differ", "1 places"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "images_differ", "1 place for"),
         (record(label=False), "label_false", "--set preferences=chosen"),
         (record(tools=[STORED], functions=[FUNCTION]), "bad_tools", "keep one"),
         (record({"role": "system", "content": "t"}, system="s"), "system_twice", "keep one"),

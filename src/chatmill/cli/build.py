@@ -64,7 +64,8 @@ def command(
     expand: Annotated[str | None, options.grouped(options.EXPAND, TOKENS)] = None,
     policy: Annotated[str | None, options.grouped(options.POLICY, TOKENS)] = None,
     max_length: Annotated[
-        int | None, option("--max-length", "N", "Tokens of the longest episode.", rich_help_panel=LENGTHS)
+        int | None,
+        option("--max-length", "N", "Tokens of the longest episode; default: no limit.", rich_help_panel=LENGTHS),
     ] = None,
     overflow: Annotated[str | None, options.grouped(options.OVERFLOW, LENGTHS)] = None,
     pack: Annotated[str | None, options.grouped(options.PACK, LENGTHS)] = None,

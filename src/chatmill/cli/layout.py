@@ -58,11 +58,21 @@ class _Command(TyperCommand):
     """A command whose examples are not wrapped: they are there to be copied."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.get_params(ctx):
+            # Their names say enough; typer adds <list[str]> to arguments and <bool> to --help.
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = _show_no_type  # type: ignore[attr-defined]
+            elif "--help" in parameter.opts:
+                parameter.metavar = ""
         whole, (text, examples) = self.help, help_of(self.help)
         self.help = "\n\n".join(" ".join(part.split("\n")) for part in text.replace("[", r"\[").split("\n\n"))
         super().format_help(ctx, formatter)
         self.help = whole
         typer.echo("\n".join(["Examples", *(f"  {line}" for line in examples), ""]))
+
+
+def _show_no_type(ctx: Any) -> None:
+    """Leave the column of types empty in the help of a parameter."""
 
 
 def _load_command(name: str) -> Any:

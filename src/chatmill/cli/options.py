@@ -129,7 +129,7 @@ SHAPE: Any = option(
 OVERFLOW: Any = option(
     "--overflow",
     "NAME",
-    "What is longer than --max-length: error, drop, drop_oldest_turns, turns, last_turns, windows or cut.",
+    "What becomes of longer ones: error (the default), drop, drop_oldest_turns, turns, last_turns, windows or cut.",
     autocompletion=_names("pack.overflow", "Overflow"),
 )
 PACK: Any = option(

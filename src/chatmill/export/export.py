@@ -137,7 +137,7 @@ def _refuse_unheld(source: StoredDataset, target: Target) -> None:
     if "pictures" not in holds and any(documents.has_pictures for documents in splits):
         raise ConfigError(
             f"{source.directory} holds pictures, and {target.name} has no place for them; {holders('pictures')} hold "
-            "them in a column 'images'"
+            "them. --to hf prints the collator with which TRL's trainers and those of transformers make their pixels"
         )
     if "pairs" not in holds and any(documents.has_sides for documents in splits):
         raise ConfigError(

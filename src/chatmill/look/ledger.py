@@ -153,6 +153,8 @@ def accounts_table(ledger: Ledger) -> Table:
     """Make a table of the sources: records, and what became of the rendered tokens."""
     fates = [fate for fate in ledger.fates() if fate != "padding"]
     table = plain_table("source", right=("records", "left out", *(FATE_NAMES[fate] for fate in fates)))
+    # A cut name says nothing where many begin alike.
+    table.columns[0].overflow = "fold"
     rows = source_rows(ledger)
     for name, part in rows:
         table.add_row(visible(name), *_cells(part, fates), style="bold" if part is ledger else None)

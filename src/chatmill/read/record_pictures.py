@@ -8,6 +8,7 @@ from typing import Any
 from chatmill.core.conversation import Message
 from chatmill.core.part_training import part_error
 from chatmill.core.pictures import MARK, NEXT, PICTURE_FIELDS, Picture, picture_of
+from chatmill.core.words import counted
 from chatmill.errors import RecordError
 
 
@@ -22,8 +23,8 @@ def with_pictures(messages: Sequence[Message], record: Mapping[str, Any]) -> tup
     places = sum(part == NEXT for message in messages for part in message.parts)
     if places != len(pictures):
         raise RecordError(
-            f"the record has {len(pictures)} pictures in {field or PICTURE_FIELDS[0]!r} and its messages have {places} "
-            f"places for them (parts of type 'image', or {MARK} in texts)",
+            f"the record has {counted(len(pictures), 'picture')} in {field or PICTURE_FIELDS[0]!r}, and its messages "
+            f"have {counted(places, 'place')} for pictures (parts of type 'image', or {MARK} in texts)",
             code="images_differ",
             path=field,
         )
