@@ -12,7 +12,8 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,22 +41,124 @@ name.
 - *appended*: answers whose stop the template leaves to the next message, and Chatmill appends.
 - *switch*: the options for thinking that were chosen for some of the records.
 
-| reason | what it says |
-|---|---|
-| `template_refused` | the template raises an error, in its own words |
-| `not_shown` | the template leaves out a content, a call or the tool definitions |
-| `arguments_not_an_object` | the template takes arguments as an object, and these are none |
-| `prompt_not_in_history` | what a model is given to answer is not what the template writes before the answer |
-| `no_prompt` | the template raises an error where it is to write the generation prompt |
-| `reasoning_not_closed` | the prompt opens reasoning, and the answer never closes it |
-| `no_reasoning` | the prompt opens reasoning that history leaves out, and the message has none |
-| `ambiguous_thinking` | what ends the reasoning is in such an answer more than once |
-| `goes_on_after_stop` | a stop, and then more of the same message without the generation prompt between them |
-| `no_stop` | no special token ends the answer |
-| `origin_lost` | the template changes a text so that its characters cannot be followed back |
-| `content_after_result` | the answer goes on after a tool result that the template writes into it |
+## What is refused, and why
+
+Records by reason, with what others do with such a record, whether a proof exists, and what to do. The other tools use
+the template through transformers (TRL, Axolotl) or write a family by hand (`renderers`, tinker-cookbook).
+
+{reasons}
+## By template
 
 """
+
+
+class Review(NamedTuple):
+    """What is known about a reason."""
+
+    says: str
+    others: str
+    proof: str
+    advice: str
+
+
+NOT_SEEN = "-"
+"""No record here has this reason, so that nothing was compared."""
+REVIEWS: Mapping[str, Review] = {
+    "template_refused": Review(
+        "the template raises an error, in its own words",
+        "transformers raises the same error",
+        "none: there is no text",
+        "change the record as the error says, [`repairs`](templates.md#options), another template",
+    ),
+    "not_shown": Review(
+        "the template leaves out a content, a call or the tool definitions",
+        "transformers writes the rest: a row says less than the record",
+        "of the rest: `not_shown: drop` trains it, and counts what is left out",
+        "`not_shown: drop`, another template",
+    ),
+    "no_reasoning": Review(
+        "the prompt opens reasoning that history leaves out, and the message has none",
+        "TRL rewrites the template; `renderers` trains the answer after a header without the mark "
+        "([differences](differences.md))",
+        "yes, if the reasoning is closed at once",
+        "`no_reasoning: close`; reasoning in the data",
+    ),
+    "ambiguous_thinking": Review(
+        "what ends the reasoning is in such an answer more than once",
+        NOT_SEEN,
+        "none: two readings",
+        "take it out of the reasoning or the answer",
+    ),
+    "no_stop": Review(
+        "no special token ends the answer",
+        "transformers writes an answer without an end",
+        "none: nothing says where the answer ends",
+        "a copy of the template that writes `eos_token` after answers; the model's folder, if its generation config "
+        "has stops",
+    ),
+    "prompt_not_in_history": Review(
+        "what a model is given to answer is not what the template writes before the answer, nor is it known what a "
+        "model would write there",
+        "by tags, history is trained as it stands, after text that is not the prompt",
+        "none: the context is not the prompt",
+        "another option or template; one message for two answers in a row; `unproved: untrained`",
+    ),
+    "reasoning_not_closed": Review(
+        "the prompt opens reasoning, and the answer never closes it",
+        NOT_SEEN,
+        "none: the answer is a thought that does not end",
+        "the reasoning in the data, or the switch for thinking",
+    ),
+    "no_prompt": Review(
+        "the template raises an error where it is to write the generation prompt",
+        NOT_SEEN,
+        "none: no server writes such a prompt",
+        "begin with a user; `leading_answer` of [`repairs`](templates.md#options)",
+    ),
+    "goes_on_after_stop": Review(
+        "a stop, and then more of the same message without the generation prompt between them",
+        NOT_SEEN,
+        "none for what is after the stop",
+        "several assistant messages; `parallel_calls` of [`repairs`](templates.md#options)",
+    ),
+    "content_after_result": Review(
+        "the answer goes on after a tool result that the template writes into it",
+        NOT_SEEN,
+        "none for what is after the result",
+        "a message of its own for it",
+    ),
+    "origin_lost": Review(
+        "the template changes a text so that its characters cannot be followed back",
+        "transformers writes it, without a mask: the template has no tags",
+        "none that is derived: nothing says whose text it is",
+        "another template",
+    ),
+    "arguments_not_an_object": Review(
+        "the template takes arguments as an object, and these are none",
+        NOT_SEEN,
+        "none: there is no text",
+        "repair the arguments",
+    ),
+}
+"""Every reason for which an answer is refused."""
+
+
+def reason_rows(reasons: Sequence[Mapping[str, int]], records: int) -> str:
+    """Make the table of reasons.
+
+    Args:
+        reasons: Refused records by reason, for each template.
+        records: Records under all templates.
+    """
+    heads = ["reason", f"of {records:,} records", "templates", "what it says", "others", "proof", "what to do"]
+    rows = [heads, ["---"] * len(heads)]
+    total: Counter[str] = Counter()
+    for one in reasons:
+        total.update(one)
+    for reason, review in sorted(REVIEWS.items(), key=lambda item: -total[item[0]]):
+        count = sum(bool(one.get(reason)) for one in reasons)
+        rows.append([f"`{reason}`", f"{total[reason]:,}", str(count), *review])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 class Line(NamedTuple):
@@ -115,7 +218,9 @@ def page(made: Sequence[Line], each: int) -> str:
     """The page, in Markdown."""
     heads = ["template", "family", "written", "proved", "refused", "history", "appended", "stops", "switch"]
     table = [heads, ["---"] * len(heads), *(line.cells() for line in made)]
-    text = HEAD.format(records=made[0].found.records, each=each)
+    reasons = [line.found.reasons for line in made]
+    count = sum(line.found.records for line in made)
+    text = HEAD.format(records=made[0].found.records, each=each, reasons=reason_rows(reasons, count))
     text += "".join(f"| {' | '.join(_escaped(cell) for cell in cells)} |\n" for cells in table)
     good = sum(line.is_proved for line in made)
     records, written, proved, answers = (
