@@ -9,7 +9,9 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.native import library
 from chatmill.core.native.replayer import Renderings, Replayer, TooLongError
+from chatmill.render import documents
 from chatmill.render.jinja import renderer as renderer_module
+from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.replay import Replay
 from chatmill.render.render import render
 from tests.chats import chat
@@ -44,14 +46,50 @@ def agent(calls: int) -> Conversation:
     return Conversation(tuple(messages), id=str(calls))
 
 
-def test_a_conversation_that_is_too_long_costs_itself_alone() -> None:
-    """Its prompts and answers are lists of all their messages, of which memory would not hold all."""
+def test_twenty_thousand_messages_are_built_and_take_as_much_memory_as_they_are_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each prompt and answer only what the whole conversation does not have is written down."""
+    sizes: list[int] = []
+    replay = Replayer.replay
+
+    def sized(self: Replayer, *about: Any) -> Renderings:
+        made = replay(self, *about)
+        sizes.append(made.outputs_of_all.nbytes)
+        return made
+
+    monkeypatch.setattr(Replayer, "replay", sized)
     template = of_text(CHATML.replace("INSIDE", ""))
-    rendered = render([talked(2), talked(20_000), talked(4)], template, collect_failures=True)
+    assert not render([talked(20_000)], template).failed
+    assert max(sizes) < 100 * 20_000
+    rendered = rendered_like_plain_jinja(template, [talked(3_000), talked(20_000)])
+    assert not rendered.failed
+    assert max(sizes) < 100 * 20_000
+
+
+def test_a_conversation_that_is_too_long_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompts and answers are compared with it, of which there is no end."""
+    monkeypatch.setattr(renderer_module, "MAX_RENDERED", 10_000)
+    template = of_text(CHATML.replace("INSIDE", ""))
+    rendered = render([talked(2), talked(200), talked(4)], template, collect_failures=True)
     assert rendered.kept.tolist() == [0, 2]
     ((index, error),) = rendered.failed
     assert (index, error.code) == (1, "conversation_too_long")
-    assert "the prompts and answers of its 20,000 messages have more than 134,217,728 messages together" in str(error)
+    assert "the prompts and answers of its 200 messages have more than 10,000 messages together" in str(error)
+
+
+@pytest.mark.parametrize("expand", [Expand.TURNS, Expand.TREE])
+def test_documents_that_are_too_long_together_cost_their_conversation_alone(
+    expand: Expand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where later messages change every answer, each is in a document with all before it."""
+    monkeypatch.setattr(documents, "MAX_WRITTEN", 1_000)
+    template = of_text(CHATML.replace("INSIDE", "{{ loop.last }}"), expand=expand)
+    rendered = render([talked(10), talked(100), talked(4)], template, collect_failures=True)
+    assert rendered.kept.tolist() == [0] * 5 + [2] * 2
+    ((index, error),) = rendered.failed
+    assert (index, error.code) == (1, "conversation_too_long")
+    assert "split the conversation, or use `expand: last`" in str(error)
 
 
 def test_memory_of_compiled_code_is_copied_in_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

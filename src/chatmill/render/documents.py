@@ -24,6 +24,9 @@ from chatmill.render.jinja.rules import Answer, Generation
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.unproved import refuse
 
+MAX_WRITTEN = 45_000_000
+"""Messages in all documents of one conversation together: a few gigabytes."""
+
 
 class WrittenDocument(NamedTuple):
     """One document."""
@@ -183,8 +186,16 @@ class DocumentWriter:
         answers = self.answers
         documents: list[WrittenDocument] = []
         left = [answer.message for answer in changed]
+        written = 0
         while left:
             last = left.pop()
+            written += last + 1
+            if written > MAX_WRITTEN:
+                raise RecordError(
+                    f"the documents of its {len(changed):,} answers that later messages change have more than "
+                    f"{MAX_WRITTEN:,} messages together: split the conversation, or use `expand: last`",
+                    code="conversation_too_long",
+                )
             trained = answers.inside(left, last)
             inside = {answer.message for answer in trained}
             left = [index for index in left if index not in inside]

@@ -837,8 +837,24 @@ static int64_t alike(const output *one, int64_t size, const output *other, int64
     return same;
 }
 
+/* One rendering; what it writes is at the end of the outputs. */
+static void render_one(replayer *r, rendering *one)
+{
+    r->count = one->count;
+    r->probe = one->probe;
+    r->space_count = r->depth = 0;
+    r->open = NULL;
+    one->first = r->outputs.count;
+    int breaks = 0;
+    one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
+    if (one->ended != KNOWN) r->outputs.count = one->first;
+    one->stop = r->outputs.count;
+}
+
 /* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and after them of
- * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed, or TOO_LONG. */
+ * its probes. The last one is written whole, of each other what follows where it leaves that: `same` outputs are in both,
+ * and those between `first + same` and `stop` follow. Outputs are in `*outputs` until the next call. Returns whether all
+ * leaves are keyed, or TOO_LONG. */
 EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
                                int64_t count, const output **outputs)
 {
@@ -850,27 +866,25 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
     r->record = record;
     r->walks = r->is_too_long = 0;
     r->watched = NO_LOOP;
-    for (int64_t i = 0; i < count; i++) {
-        rendering *one = &renderings[i];
-        r->count = one->count;
-        r->probe = one->probe;
-        r->space_count = r->depth = 0;
-        r->open = NULL;
-        one->first = r->outputs.count;
-        int breaks = 0;
-        one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
-        if (r->is_too_long) return TOO_LONG;
-        if (one->ended != KNOWN) r->outputs.count = one->first;
-        one->stop = r->outputs.count;
+    rendering *whole = count ? &renderings[count - 1] : NULL;
+    if (whole) {
+        render_one(r, whole);
+        whole->same = whole->stop;
     }
-    const output *all = r->outputs.data;
-    const rendering *last = count ? &renderings[count - 1] : NULL;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count - 1 && !r->is_too_long; i++) {
         rendering *one = &renderings[i];
-        one->same = alike(all + one->first, one->stop - one->first, all + last->first, last->stop - last->first);
+        render_one(r, one);
+        output *written = r->outputs.data;
+        const int64_t begin = one->first;
+        one->same = alike(written + begin, one->stop - begin, written, whole->stop);
+        const int64_t following = one->stop - begin - one->same;
+        if (following) memmove(written + begin, written + begin + one->same, (size_t)following * sizeof *written);
+        one->first = begin - one->same;
+        one->stop = r->outputs.count = begin + following;
     }
     r->probe = NO_PROBE;
-    *outputs = all;
+    if (r->is_too_long) return TOO_LONG;
+    *outputs = r->outputs.data;
     return r->is_keyed;
 }
 

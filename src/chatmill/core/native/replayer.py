@@ -129,6 +129,12 @@ class Renderings:
         ended = self.table[:, 4]
         return not (ended.any() and ended[(self.table[:, 3] < 0) | (ended != Ended.REFUSED)].any())
 
+    @property
+    def first_unknown(self) -> int | None:
+        """The first of them in which something is new, or None."""
+        (unknown,) = np.nonzero(self.table[:, 4] == Ended.UNKNOWN)
+        return int(unknown[0]) if len(unknown) else None
+
     def leaves_whole(self, number: int) -> tuple[int, list[tuple[int, int]]]:
         """Return how many segments one of them has in common with the last one, and those that follow in it."""
         _, first, stop, same = self._rows[number]
@@ -268,7 +274,7 @@ class Replayer:
         self._raise()
         if is_keyed == TOO_LONG:
             raise TooLongError
-        flat = memory(int(self._outputs[0]), 2 * int(table[-1, 6]), np.int32)
+        flat = memory(int(self._outputs[0]), 2 * int(table[:, 6].max(initial=0)), np.int32)
         return Renderings(table, flat, bool(is_keyed))
 
     def turns(

@@ -116,6 +116,9 @@ class Answers:
         self._whole = whole if isinstance(whole, Refusal) else self.paths.whole_path
         if isinstance(whole, Refusal):
             return
+        self._renderings = renderer.learned(self.view, listed)
+        if self._renderings is not None:
+            return
         requests = [(size, bool(prompt), number) for size, prompt, number in listed.tolist()]
         for request, outputs in zip(requests, renderer.many(self.view, requests), strict=True):
             self._made[request] = outputs if isinstance(outputs, Refusal) else self.paths.path(outputs)

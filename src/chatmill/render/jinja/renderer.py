@@ -34,6 +34,8 @@ from chatmill.render.jinja.views import MessagesView
 if TYPE_CHECKING:
     from chatmill.render.record_keys import RecordKeys
 
+FEW_NEW = 8
+"""Renderings in which something is new, of those that are asked for together, that are learned one by one."""
 COMPARED = 64
 """One in so many renderings in which nothing is new is compared with plain Jinja."""
 
@@ -43,7 +45,7 @@ MAX_STEPS_OF_RECORD = 20 * MAX_STEPS
 
 They take about a minute.
 """
-MAX_RENDERED = 1 << 27
+MAX_RENDERED = 1 << 33
 """Messages in all prompts and answers of one conversation, of which each has those before it."""
 
 
@@ -190,6 +192,19 @@ class TemplateRunner:
         if self.is_compared(view):
             self._spot_check(view, int(requests[-1, 0]), False, replayed.whole)
         return replayed
+
+    def learned(self, view: RecordView, requests: NDArray[np.int64]) -> Renderings | None:
+        """Return what `known` does, after learning what is new in a few of them: in most others it is the same."""
+        for _ in range(FEW_NEW):
+            replayed = self._replayed(view, requests) if self.is_followed else None
+            if replayed is None or replayed.are_known:
+                return replayed
+            new = replayed.first_unknown
+            if new is None:
+                return None
+            count, prompt, probe = requests[new].tolist()
+            self.many(view, [(count, bool(prompt), probe)])
+        return None
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
         """Compare one in so many conversations in which nothing is new with plain Jinja."""
