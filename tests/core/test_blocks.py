@@ -113,13 +113,16 @@ def column(rows: list[list[int]]) -> Column:
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=4))
 def test_pad_tokens_at_the_ends_of_rows(rows: list[list[int]]) -> None:
-    """They have nothing but pad tokens before them, or after them."""
+    """They have nothing but pad tokens before them, or after them; a mask hides what is inside of a row."""
     columns = {"input_ids": column(rows)}
     padded = [not any(row[: at + 1]) or not any(row[at:]) for row in rows for at in range(len(row))]
     assert read_columns(columns, pad_id=0).padding.tolist() == padded or not any(map(any, rows))
     assert not read_columns(columns).padding.any()
     masks = {"attention_mask": column([[int(token > 0) for token in row] for row in rows])}
-    assert read_columns(columns | masks, pad_id=1).padding.tolist() == (columns["input_ids"][0] == 0).tolist()
+    masked = read_columns(columns | masks, pad_id=1)
+    is_zero = (columns["input_ids"][0] == 0).tolist()
+    assert masked.padding.tolist() == [zero and end for zero, end in zip(is_zero, padded, strict=True)]
+    assert masked.hidden.tolist() == [at for at, end in enumerate(padded) if is_zero[at] and not end]
 
 
 def test_documents_of_one_token_at_the_end_of_a_row_fill_it_up() -> None:

@@ -216,6 +216,8 @@ class Export:
         longest = self.longest_document
         rows = [] if plans is None else list(plans.values())
         recipe = self.source.about.get("recipe", {})
+        named = recipe.get("tokenizer")
+        model = find_first(named, self.source.directory) if isinstance(named, str) and named else RowFacts.model
         return RowFacts(
             splits=tuple(splits),
             is_packed=any(row.packed for row in rows),
@@ -223,7 +225,7 @@ class Export:
             row=max((row.longest for row in rows), default=longest),
             has_trees=any(documents.has_trees for documents in splits.values()),
             has_images=any(documents.has_pictures for documents in splits.values()),
-            model=find_first(recipe.get("tokenizer") or RowFacts.model, self.source.directory),
+            model=model,
             **known,
         )
 
