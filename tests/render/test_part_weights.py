@@ -15,6 +15,9 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.ledger import MIXED, Ledger
 from chatmill.core.weight_spans import WeightSpan
 from chatmill.label.presets import find_policy
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.item_view import view_item
+from chatmill.look.viewer.opened import open_splits
 from chatmill.prove.verify import verify
 from chatmill.render.render import render
 from tests.cli.run import here
@@ -215,3 +218,17 @@ def test_inspect_shows_which_part_of_an_answer_is_trained(tmp_path: Path) -> Non
     assert "Hmm." in lines
     assert "▌  It" in lines
     assert any(line.endswith("×0.5") for line in lines)
+
+
+def test_view_shows_which_part_of_an_answer_is_trained(tmp_path: Path) -> None:
+    weights = [WeightSpan("content", 0, 0, 4, 0.0), WeightSpan("content", 0, 8, 12, 0.5)]
+    conversation = Conversation((ASKED, answer("Hmm. It is four.", *(span[2:] for span in weights))))
+    write_jsonl(tmp_path / "a.jsonl", [as_record(conversation)])
+    recipe = {"template": "qwen2_5", "tokenizer": str(TOKENIZERS / "qwen3"), "gates": OPEN_GATES}
+    run_build({"sources": [{"path": str(tmp_path / "a.jsonl")}], **recipe}, tmp_path / "out", workers=0)
+    look = open_for_looking(tmp_path / "out")
+    runs = view_item(open_splits(look)["train"].item(0), look.decoder, "episode").runs
+    shown = [(run.weight, look.decoder.tokenizer.decode(run.ids)) for run in runs]
+    assert (0, "Hmm.") in shown
+    assert (1, " It") in shown
+    assert any(weight == 0.5 and text.startswith(" is") for weight, text in shown)
