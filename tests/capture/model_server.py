@@ -2,7 +2,7 @@
 
     python -m tests.capture.model_server
 
-It prints its port. The last text of a request says how the answer goes: `fail`, `cut`, `slow` and `twice` are words
+It prints its port. The last text of a request says how the answer goes: `fail`, `cut`, `hang` and `together` are words
 that it knows. Token ids are the bytes of a text.
 """
 
@@ -18,8 +18,11 @@ from typing import Any
 
 from aiohttp import web
 
-SLOW_SECONDS = 0.03
-HANG_SECONDS = 60.0
+HANG_SECONDS = 600.0
+HANGING: list[str] = []
+"""Calls that the server has begun to wait in."""
+BARRIERS: dict[str, asyncio.Barrier] = {}
+"""By the name of a group of calls that go on at the same time."""
 END = 260
 
 
@@ -213,6 +216,7 @@ async def call(request: web.Request) -> web.StreamResponse:
         key = request.headers.get("authorization") or request.headers.get("x-api-key")
         return web.json_response({"error": {"message": f"no: {key}", "type": "bad"}}, status=418)
     if "hang" in text:
+        HANGING.append(text)
         await asyncio.sleep(HANG_SECONDS)
     if not body.get("stream"):
         whole = {
@@ -230,6 +234,10 @@ async def call(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", "x-request-id": "r7"})
     await response.prepare(request)
     for number, piece in enumerate(as_events(api, body)):
+        if number == 2 and "together" in text:
+            # All calls of a group are under way at the same time, however long that takes.
+            _, key, size = text.split()[:3]
+            await BARRIERS.setdefault(key, asyncio.Barrier(int(size))).wait()
         if "cut" in text and number == 9:
             assert request.transport is not None
             request.transport.abort()
@@ -238,10 +246,13 @@ async def call(request: web.Request) -> web.StreamResponse:
             await response.write(piece)
         except ConnectionError:
             return response
-        if "slow" in text:
-            await asyncio.sleep(SLOW_SECONDS)
     await response.write_eof()
     return response
+
+
+async def hanging(request: web.Request) -> web.Response:
+    """Answer with the number of calls that hang."""
+    return web.json_response(len(HANGING))
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -256,6 +267,7 @@ def app() -> web.Application:
     made = web.Application(client_max_size=0)
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
         made.router.add_post(path, call)
+    made.router.add_get("/hanging", hanging)
     made.router.add_route("*", "/{path:.*}", echo)
     return made
 

@@ -86,7 +86,9 @@ def test_all_apis_are_read_without_conversion(proxy: Running, tmp_path: Path) ->
                     stream.get_final_message()
     with openai.OpenAI(base_url=f"{proxy.root}/run/all/v1", api_key="sk-none") as client:
         first = client.responses.create(model="small", input="begin")
-        client.responses.create(model="small", input="slow", previous_response_id=first.id, stream=True).close()
+        client.responses.create(
+            model="small", input="together alone 2", previous_response_id=first.id, stream=True
+        ).close()
         list(client.responses.create(model="small", input="more", previous_response_id=first.id, stream=True))
     while len(proxy.calls()) < before + 6:
         time.sleep(0.01)
