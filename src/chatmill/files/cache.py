@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from chatmill.core.cache_folders import CACHE_VARIABLE, chatmill_cache
@@ -31,10 +31,14 @@ _SIZE = re.compile(r"(?i)(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
+def name_of(record: FileRecord) -> str:
+    """Return where the cache keeps the file with this size and digest, below its folder."""
+    return f"{FILES}/{record.digest[:2]}/{record.digest}-{record.bytes}"
+
+
 def file_of(record: FileRecord, root: Path | None = None) -> Path:
-    """Return where the cache keeps the file with this size and digest."""
-    folder = (root or chatmill_cache()) / FILES / record.digest[:2]
-    return folder / f"{record.digest}-{record.bytes}"
+    """Return the path of the file with this size and digest."""
+    return (root or chatmill_cache()) / name_of(record)
 
 
 def byte_count(text: str, name: str) -> int:
@@ -86,6 +90,31 @@ def keep(target: Path, size: int, write: Callable[[Path], None]) -> None:
                 temporary.unlink(missing_ok=True)
             with _locked(root / "usage.lock"):
                 _write_usage(root, _read_usage(root) + size)
+
+
+def keep_small(root: Path, files: Mapping[str, bytes | memoryview]) -> None:
+    """Put many small files into the cache at once; the names are those of `name_of`.
+
+    Nobody waits for their locks: whoever writes one writes the same bytes.
+    """
+    with storing(root, "keep files of a store in the cache"):
+        size = sum(len(data) for data in files.values())
+        make_room(root, size)
+        for folder in dict.fromkeys(name.rpartition("/")[0] for name in files):
+            os.makedirs(f"{root}/{folder}", exist_ok=True)
+        own = temporary_beside(root / FILES / "x").name
+        for name, data in files.items():
+            temporary = f"{root}/{name.rpartition('/')[0]}/{own}"
+            try:
+                with open(temporary, "wb", buffering=0) as file:
+                    file.write(data)
+                os.replace(temporary, f"{root}/{name}")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        with _locked(root / "usage.lock"):
+            _write_usage(root, _read_usage(root) + size)
 
 
 def _write_or_free(root: Path, temporary: Path, size: int, write: Callable[[Path], None]) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ WITHOUT_JOINED = 32
 """Up to so many indexes are fetched one by one."""
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)(?!/)")
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
+_LINK = re.compile(rf"(?:\.\./)+{cache.FILES}/[0-9a-f]{{2}}/([0-9a-f]{{32}}|[0-9a-f]{{64}})-(\d+)")
 
 
 class Remote(NamedTuple):
@@ -130,9 +131,9 @@ def local_folder(path: str | os.PathLike[str], *, whole: bool = False) -> Path:
         return _folder_of_split(url, whole=whole)
     folder = _folder_of(url, data)
     name_folder(folder, url)
-    if not folder.is_dir():
-        _make_folder(folder, url, name, data)
     files = _listed(name, data, url)
+    if not folder.is_dir():
+        _make_folder(folder, url, name, data, files)
     _fill_heads(folder, url, files)
     if whole:
         _fill_whole(folder, url, files)
@@ -192,9 +193,9 @@ def _listed(name: str, data: bytes, url: str) -> dict[str, FileRecord]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{shown(where)} is not the manifest of a dataset: {error!r}") from None
     for path, record in files.items():
-        parts = PurePosixPath(path).parts
         is_own = path in (*MANIFESTS, ORIGIN)
-        if not parts or ".." in parts or path.startswith("/") or is_own or not _DIGEST.fullmatch(record.digest):
+        is_inside = path and not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
+        if is_own or not is_inside or not _DIGEST.fullmatch(record.digest):
             raise FormatError(f"{shown(where)} names {path!r} with the digest {record.digest!r}: it was edited")
     return files
 
@@ -208,7 +209,7 @@ def _distillation_files(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any
         yield content["failed"]["file"]
 
 
-def _make_folder(folder: Path, url: str, name: str, data: bytes) -> None:
+def _make_folder(folder: Path, url: str, name: str, data: bytes, files: Mapping[str, FileRecord]) -> None:
     """Make the folder of a dataset: its manifest, and a link for every other file."""
     temporary = temporary_beside(folder.parent)
     inner = temporary / folder.name
@@ -216,14 +217,13 @@ def _make_folder(folder: Path, url: str, name: str, data: bytes) -> None:
         inner.mkdir(parents=True)
         try:
             made = {""}
-            for path, record in _listed(name, data, url).items():
+            for path, record in files.items():
                 below = path.rpartition("/")[0]
                 if below not in made:
                     (inner / below).mkdir(parents=True, exist_ok=True)
                     made.add(below)
                 up = "../" * (path.count("/") + 3)
-                target = cache.file_of(record, Path()).as_posix()
-                os.symlink(up + target, f"{inner}/{path}")
+                os.symlink(up + cache.name_of(record), f"{inner}/{path}")
             (inner / name).write_bytes(data)
             (temporary / ORIGIN).write_text(url.rstrip("/"))
             with contextlib.suppress(OSError):  # another process was first
@@ -240,33 +240,32 @@ def _fill_heads(folder: Path, url: str, files: Mapping[str, FileRecord]) -> None
     heads = [path for path in files if path.count("/") < 2 and not path.endswith(".bin")]
     indexes = [path for path in files if path.endswith(f"/{INDEX}")]
     wanted = list(dict.fromkeys([*heads, *indexes]))
-    missing = [path for path in wanted if not cache.touch(cache.file_of(files[path], root))]
+    missing = [path for path in wanted if not cache.touch(f"{root}/{cache.name_of(files[path])}")]
     if missing:
         refuse_larger(url, sum({files[path].digest: files[path].bytes for path in wanted}.values()))
     if sum(path.endswith(f"/{INDEX}") for path in missing) > WITHOUT_JOINED:
         _fill_joined(url, {path: files[path] for path in sorted(indexes)}, root)
-        missing = [path for path in missing if not cache.file_of(files[path], root).exists()]
+        missing = [path for path in missing if not os.path.exists(f"{root}/{cache.name_of(files[path])}")]
     fill_all([folder / path for path in missing], stores.MANY)
 
 
 def _fill_joined(url: str, indexes: Mapping[str, FileRecord], root: Path) -> None:
     """Fetch all indexes with one request, if the build has left them together; each is compared with its digest."""
     try:
-        data = memoryview(stores.read_object(join(url, JOINED)))
-    except NoSuchObject:
-        return
+        data = memoryview(stores.read_parts(join(url, JOINED), sum(record.bytes for record in indexes.values())))
+    except RemoteError:
+        return  # there is none, or another one: each index is fetched by itself
     start = 0
+    found: dict[str, bytes | memoryview] = {}
     for record in indexes.values():
         part = data[start : start + record.bytes]
         start += record.bytes
         digest = record.hash.begin()
         digest.update(part)
-        if digest.hexdigest() == record.digest:
-            cache.keep(cache.file_of(record, root), record.bytes, partial(_write_bytes, part))
-
-
-def _write_bytes(data: memoryview, path: Path) -> None:
-    path.write_bytes(data)
+        name = cache.name_of(record)
+        if digest.hexdigest() == record.digest and not os.path.exists(f"{root}/{name}"):
+            found[name] = part
+    cache.keep_small(root, found)
 
 
 def _fill_whole(folder: Path, url: str, files: Mapping[str, FileRecord]) -> None:
@@ -288,36 +287,50 @@ def refuse_larger(url: str, size: int, more: str = "") -> None:
 def remote_file(path: str | os.PathLike[str]) -> Remote | None:
     """Return what the link of a remote dataset's file says; None for all other paths."""
     text = os.path.abspath(path)
+    stated = _stated(text)
+    if stated is None:
+        return None
+    link, record = stated
+    root = os.path.normpath(os.path.join(os.path.dirname(text), link.partition(f"{cache.FILES}/")[0]))
+    home, _, below = os.path.relpath(text, f"{root}/{DATASETS}").partition("/")
+    url = _url_of(f"{root}/{DATASETS}/{home}/{ORIGIN}")
+    if url is None:
+        return None
+    return Remote(join(url, below.partition("/")[2]), record, Path(root) / cache.name_of(record))
+
+
+def _stated(path: str) -> tuple[str, FileRecord] | None:
+    """Return the link at a path, and the size and digest in it; None for what is no link to a file of the cache."""
     try:
-        link = os.readlink(text)
+        link = os.readlink(path)
     except OSError:
         return None
-    target = Path(os.path.normpath(os.path.join(os.path.dirname(text), link)))
-    digest, _, size = target.name.partition("-")
-    root = target.parent.parent.parent
-    name = os.path.relpath(text, root / DATASETS)
-    if target.parent.parent.name != cache.FILES or not _DIGEST.fullmatch(digest) or not size.isdigit():
+    match = _LINK.fullmatch(link)
+    if match is None:
         return None
-    home, _, below = name.partition("/")
-    name = below.partition("/")[2]
+    hash = Hash.XXH128 if len(match[1]) == 32 else Hash.SHA256
+    return link, FileRecord(bytes=int(match[2]), digest=match[1], hash=hash)
+
+
+@lru_cache(maxsize=64)
+def _url_of(path: str) -> str | None:
+    """Return the URL in the file that the folder of a remote dataset has beside it."""
     try:
-        url = (root / DATASETS / home / ORIGIN).read_text()
+        return Path(path).read_text()
     except OSError:
         return None
-    hash = Hash.XXH128 if len(digest) == 32 else Hash.SHA256
-    return Remote(join(url, name), FileRecord(bytes=int(size), digest=digest, hash=hash), target)
 
 
 def stored_record(path: str | os.PathLike[str]) -> FileRecord | None:
     """Return the size and digest of a remote dataset's file; None for what is no file of one."""
-    remote = remote_file(path)
-    return None if remote is None else remote.record
+    stated = _stated(os.fspath(path))
+    return None if stated is None else stated[1]
 
 
 def stored_size(path: str | os.PathLike[str]) -> int | None:
     """Return the size of a file that was not fetched yet; None for what is no file of a remote dataset."""
-    remote = remote_file(path)
-    return None if remote is None else remote.record.bytes
+    record = stored_record(path)
+    return None if record is None else record.bytes
 
 
 def origin(folder: str | os.PathLike[str]) -> str | None:
