@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from chatmill.core.cache_folders import CACHE_VARIABLE, chatmill_cache
@@ -84,12 +85,11 @@ def keep(target: Path, size: int, write: Callable[[Path], None]) -> None:
             make_room(root, size)
             temporary = temporary_beside(target)
             try:
-                _write_or_free(root, temporary, size, write)
+                _write_or_free(root, temporary, write)
                 os.replace(temporary, target)
             finally:
                 temporary.unlink(missing_ok=True)
-            with _locked(root / "usage.lock"):
-                _write_usage(root, _read_usage(root) + size)
+            _add_usage(root, size)
 
 
 def keep_small(root: Path, files: Mapping[str, bytes | memoryview]) -> None:
@@ -97,27 +97,30 @@ def keep_small(root: Path, files: Mapping[str, bytes | memoryview]) -> None:
 
     Nobody waits for their locks: whoever writes one writes the same bytes.
     """
+    if not files:
+        return
     with storing(root, "keep files of a store in the cache"):
         size = sum(len(data) for data in files.values())
         make_room(root, size)
         for folder in dict.fromkeys(name.rpartition("/")[0] for name in files):
             os.makedirs(f"{root}/{folder}", exist_ok=True)
-        own = temporary_beside(root / FILES / "x").name
-        for name, data in files.items():
-            temporary = f"{root}/{name.rpartition('/')[0]}/{own}"
-            try:
-                with open(temporary, "wb", buffering=0) as file:
-                    file.write(data)
+        # One temporary file has all of its names in turn, as making a path for each takes longer than writing it.
+        temporary = temporary_beside(root / next(iter(files)))
+        try:
+            for name, data in files.items():
+                _write_or_free(root, temporary, partial(_write_bytes, data))
                 os.replace(temporary, f"{root}/{name}")
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-        with _locked(root / "usage.lock"):
-            _write_usage(root, _read_usage(root) + size)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _add_usage(root, size)
 
 
-def _write_or_free(root: Path, temporary: Path, size: int, write: Callable[[Path], None]) -> None:
+def _write_bytes(data: bytes | memoryview, path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(data)
+
+
+def _write_or_free(root: Path, temporary: Path, write: Callable[[Path], None]) -> None:
     """Write a file; on a full disk, free what is not needed now, and write it again."""
     try:
         write(temporary)
@@ -166,22 +169,53 @@ def _remove_oldest(root: Path, most: int) -> None:
 
 
 def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(root / FILES) as folders:
+    """Yield what lies in the folders of the cache's files; any of it may be gone in the next moment."""
+    with contextlib.suppress(OSError), os.scandir(root / FILES) as folders:
         for folder in list(folders):
-            with os.scandir(folder) as files:
+            with contextlib.suppress(OSError), os.scandir(folder) as files:
                 yield from list(files)
 
 
-def _read_usage(root: Path) -> int:
-    """Return how many bytes the cache holds, as processes have noted it."""
+def _count_usage(root: Path) -> int:
+    """Count the bytes of the files of the cache; those that are being written are not among them."""
+    total = 0
+    for entry in _entries(root):
+        if TEMPORARY.fullmatch(entry.name):
+            continue
+        with contextlib.suppress(OSError):  # another process has removed it meanwhile
+            total += entry.stat().st_size
+    return total
+
+
+def _noted_usage(root: Path) -> int | None:
+    """Return how many bytes the cache holds, as processes have noted it; None where nobody has."""
     try:
-        return int((root / "usage").read_text() or 0)
+        return int((root / "usage").read_text())
     except (OSError, ValueError):
-        return sum(entry.stat().st_size for entry in _entries(root))
+        return None
+
+
+def _read_usage(root: Path) -> int:
+    """Return how many bytes the cache holds, noted or counted."""
+    noted = _noted_usage(root)
+    return _count_usage(root) if noted is None else noted
+
+
+def _add_usage(root: Path, size: int) -> None:
+    """Note that the cache holds files of so many bytes more, which have their names by now."""
+    with _locked(root / "usage.lock"):
+        noted = _noted_usage(root)
+        _write_usage(root, _count_usage(root) if noted is None else noted + size)
 
 
 def _write_usage(root: Path, size: int) -> None:
-    (root / "usage").write_text(str(max(size, 0)))
+    """Note how many bytes the cache holds, in one step: others read it without the lock."""
+    temporary = temporary_beside(root / "usage")
+    try:
+        temporary.write_text(str(max(size, 0)))
+        os.replace(temporary, root / "usage")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
