@@ -18,6 +18,8 @@ from tests.read.agent_runs import DATA, codes, lacks, records_of, trained_texts,
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL_ITEM = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+RESULT_ITEM = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 
 
 def chat(messages: list[Any], answer: Any, name: str = "r", **more: Any) -> dict[str, Any]:
@@ -235,6 +237,72 @@ def test_rollouts_of_nemo_gym_have_results_between_their_answers(tmp_path: Path)
         ((1, 2, 3, 4), (5,), (-0.25,)),
     ]
     assert records_of(path)[0]["reward"] == 1.0
+
+
+def rollout(*output: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": [user("1+1?")]},
+        "response": {"id": "r", "model": "m", "output": list(output), **more},
+        "reward": 1.0,
+    }
+
+
+def sampled(item: dict[str, Any], prompt: list[int], ids: list[int]) -> dict[str, Any]:
+    logprobs = [-0.5] * len(ids)
+    return {**item, "prompt_token_ids": prompt, "generation_token_ids": ids, "generation_log_probs": logprobs}
+
+
+def test_a_rollout_of_one_answer_keeps_its_ids_and_a_group_of_them_is_no_retry(tmp_path: Path) -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Add."}]}
+    answer = sampled(output_text("2"), [1, 2], [3, 4])
+    lines = [rollout(thought, answer, id=f"r{number}") for number in range(3)]
+    path = write_lines(tmp_path / "rollouts.jsonl", lines)
+    found = list(ConversationFile(path))
+    assert [one.messages[-1].token_ids for one in found] == [(3, 4)] * 3
+    assert [one.messages[-1].prompt_token_ids for one in found] == [(1, 2)] * 3
+    assert not [name for name in lacks(path) if name.startswith("mark which")]
+
+
+def test_answers_of_a_rollout_without_results_between_end_at_their_ids(tmp_path: Path) -> None:
+    first = sampled(output_text("1"), [1, 2], [3])
+    second = sampled(output_text("2"), [1, 2, 3, 4], [5])
+    path = write_lines(tmp_path / "rollouts.jsonl", [rollout(first, second)])
+    (one,) = ConversationFile(path)
+    assert [message.token_ids for message in one.messages[1:]] == [(3,), (5,)]
+
+    # An answer without ids is context where others have them.
+    path = write_lines(tmp_path / "half.jsonl", [rollout(CALL_ITEM, RESULT_ITEM, second)])
+    assert trained_texts(path) == [["2"]]
+    assert lacks(path)["token ids"] == (1, 2)
+
+
+def test_transitions_of_a_rollout_train_each_answer_once(tmp_path: Path) -> None:
+    task = {"type": "message", **user("1+1?")}
+    call = {**CALL_ITEM, "call_id": "c2"}
+    steps = [[task, CALL_ITEM, RESULT_ITEM], [task, CALL_ITEM, RESULT_ITEM, output_text("2")]]
+    record = {**rollout(*steps), "responses_create_params": {"input": []}}
+    path = write_lines(tmp_path / "rollouts.jsonl", [record])
+    (one,) = ConversationFile(path)
+    assert [(message.role.value, message.weight) for message in one.messages] == [
+        ("user", None),
+        ("assistant", None),
+        ("tool", None),
+        ("assistant", None),
+    ]
+    assert lacks(path)["token ids"] == (2, 2)
+
+    # A step that hides an earlier state is another history, in which only its own answer is new.
+    hidden = {"type": "message", **user("hidden")}
+    later = [hidden, CALL_ITEM, RESULT_ITEM, call, {**RESULT_ITEM, "call_id": "c2"}]
+    more = rollout(steps[0], later, [*later, output_text("2")], status="incomplete")
+    path = write_lines(tmp_path / "hidden.jsonl", [{**more, "responses_create_params": {"input": []}}])
+    first, second = ConversationFile(path)
+    assert [message.weight for message in first.messages if message.role == "assistant"] == [None]
+    assert [message.weight for message in second.messages if message.role == "assistant"] == [0.0, None, None]
+    assert len({record["session"] for record in records_of(path)}) == 1
+
+    damaged = write_lines(tmp_path / "damaged.jsonl", [rollout([task], "x"), record])
+    assert codes(damaged) == ["message_type"]
 
 
 def test_payloads_of_litellm(tmp_path: Path) -> None:

@@ -25,6 +25,22 @@ def test_a_trajectory_of_mini_swe_agent_is_one_conversation_with_its_one_tool() 
     assert records_of(DATA / "mini_swe_agent" / "add.traj.json")[0]["stop_condition"] == "Submitted"
 
 
+def test_an_early_mini_swe_agent_has_commands_in_texts_and_no_name_of_its_format(tmp_path: Path) -> None:
+    path = DATA / "mini_swe_agent-1.1.0" / "add.traj.json"
+    assert len(trained_texts(path)[0]) == 3
+    record = records_of(path)[0]
+    assert record["agent_format"] == "mini_swe_agent"
+    assert [message["role"] for message in record["messages"]] == ["system", *["user", "assistant"] * 3]
+
+    # Later releases of this generation keep reasoning in the response alone.
+    document = json.loads(path.read_text())
+    response = {"model": "small", "choices": [{"message": {"content": "", "reasoning_content": "Hm."}}]}
+    document["messages"][2]["extra"] = {"response": response}
+    copy = tmp_path / "a.traj.json"
+    copy.write_text(json.dumps(document))
+    assert lacks(copy)["place of reasoning in answers"] == (1, 1)
+
+
 def test_swe_agent_is_read_by_the_queries_that_were_sent(tmp_path: Path) -> None:
     system, task = said("system", "Be."), said("user", "Fix.")
     first = said("assistant", "look", tool_calls=[CALL])

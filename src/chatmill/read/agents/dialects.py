@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,42 +281,108 @@ def item_turns(items: list[Any], lacks: Lacking) -> list[AgentTurn]:
 
 
 def is_rollout(response: Mapping[str, Any]) -> bool:
-    """Return whether a response holds several answers with the results of tools between them, as NeMo Gym has it."""
+    """Check whether a response holds several answers of one run.
+
+    NeMo Gym writes such responses: results of tools between the answers, ids at the end of each answer, or one list of
+    items for each step.
+    """
     output = response.get("output")
     if not isinstance(output, list):
         return False
-    return any(isinstance(item, Mapping) and not is_answer_item(item) for item in output)
+    if sum(_has_tokens(item) for item in output) > 1:
+        return True
+    return any(isinstance(item, list) or (isinstance(item, Mapping) and not is_answer_item(item)) for item in output)
 
 
-def rollout_turns(response: Mapping[str, Any], lacks: Lacking, place: str) -> list[AgentTurn]:
-    """Return the turns of a rollout; items of the model up to a result are one answer."""
+def rollout_histories(response: Mapping[str, Any], lacks: Lacking, place: str) -> list[list[AgentTurn]]:
+    """List the histories of a rollout, after its request.
+
+    A rollout of transitions has a history for each step, of which only the last answer is new.
+    """
+    output = response["output"]
+    model = str(response.get("model") or "")
+    if any(isinstance(item, list) for item in output):
+        histories = _transition_histories(output, lacks, place, model)
+    else:
+        histories = [_rollout_turns(output, lacks, place, model)]
+    if response.get("status") == "incomplete":
+        answers = [turn for turn in histories[-1] if turn.message.get("role") == "assistant"]
+        for turn in answers[-1:]:
+            turn.message["finish_reason"] = "length"
+    return histories
+
+
+def _transition_histories(output: list[Any], lacks: Lacking, place: str, model: str) -> list[list[AgentTurn]]:
+    """List the histories of transitions: lists of all items up to and after each answer."""
+    histories: list[list[AgentTurn]] = []
+    for step, items in enumerate(output):
+        if not isinstance(items, list):
+            raise RecordError("a transition must be a list of items", code="message_type", path="response.output")
+        # The last transition repeats the answers of all others, so it alone is counted.
+        step_lacks = lacks if step == len(output) - 1 else Lacking()
+        turns = _rollout_turns(items, step_lacks, f"{place}.{step}", model)
+        answers = [turn for turn in turns if turn.key is not None]
+        for turn in answers[:-1]:
+            turn.key = None
+        if histories and _messages(turns[: len(histories[-1])]) == _messages(histories[-1]):
+            # The step continues the one before, so both are one history.
+            histories[-1] += turns[len(histories[-1]) :]
+        else:
+            histories.append(turns)
+    return histories
+
+
+def _messages(turns: list[AgentTurn]) -> list[PlainMessage]:
+    return [turn.message for turn in turns]
+
+
+def _has_tokens(item: object) -> bool:
+    return isinstance(item, Mapping) and bool(item.get("generation_token_ids"))
+
+
+def _rollout_turns(items: list[Any], lacks: Lacking, place: str, model: str) -> list[AgentTurn]:
+    """Group items into turns.
+
+    Neighbouring items of the model are one answer, up to the item with the ids of the answer.
+    """
     turns: list[AgentTurn] = []
     group: list[Mapping[str, Any]] = []
-    model = str(response.get("model") or "")
-    for item in [*response["output"], None]:
+    for item in [*items, None]:
         if item is not None and not isinstance(item, Mapping):
             raise RecordError("an item must be an object", code="message_type", path="response.output")
-        if item is not None and is_answer_item(item):
+        is_answer = item is not None and is_answer_item(item)
+        if item is not None and is_answer:
             group.append(item)
-            continue
-        if group:
+        if group and (not is_answer or _has_tokens(item)):
             turns.append(_group_turn(group, lacks, (place, len(turns)), model))
             group = []
-        message = None if item is None else other_message(item, lacks)
+        message = None if item is None or is_answer else other_message(item, lacks)
         if message is not None:
             turns.append(AgentTurn(message))
+    if any("token_ids" in turn.message for turn in turns):
+        for turn in turns:
+            if "token_ids" not in turn.message:
+                # The text of an answer has no place in a record of ids, so it is only context there.
+                turn.key = None
     return turns
 
 
-def _group_turn(group: list[Mapping[str, Any]], lacks: Lacking, key: tuple[str, int], model: str) -> AgentTurn:
-    """Return the answer that some items are, with the ids that one of them carries."""
-    parts = AnswerParts(lacks)
+def _item_tokens(items: Iterable[Any]) -> dict[str, Any]:
+    """Find the ids and log-probabilities that one of the items carries."""
     tokens: dict[str, Any] = {}
+    for item in items:
+        for name, field in ITEM_TOKENS.items():
+            if isinstance(item, Mapping) and item.get(name):
+                tokens[field] = item[name]
+    return tokens
+
+
+def _group_turn(group: list[Mapping[str, Any]], lacks: Lacking, key: tuple[str, int], model: str) -> AgentTurn:
+    """Make one answer of items."""
+    parts = AnswerParts(lacks)
     for item in group:
         add_answer_item(parts, item)
-        for name, field in ITEM_TOKENS.items():
-            if item.get(name):
-                tokens[field] = item[name]
+    tokens = _item_tokens(group)
     lacks.see("token ids", is_missing="token_ids" not in tokens)
     return AgentTurn({**parts.message(), **tokens}, key, model, parts.doubt)
 
@@ -330,7 +396,7 @@ def _responses_answer(response: Mapping[str, Any], lacks: Lacking) -> list[Logge
         if not isinstance(item, Mapping):
             raise RecordError("an item must be an object", code="message_type", path="response.output")
         add_answer_item(parts, item)
-    message = parts.message()
+    message = parts.message() | _item_tokens(response["output"])
     details = response.get("incomplete_details")
     if response.get("status") == "incomplete":
         message["finish_reason"] = "length"

@@ -17,7 +17,7 @@ from chatmill.errors import RecordError
 from chatmill.json_values import decoded_text
 from chatmill.read.agents.agent_file import AgentFile
 from chatmill.read.agents.branches import AgentBranch, AgentRun, AgentTurn, PlainMessage
-from chatmill.read.agents.dialects import LoggedAnswer, is_rollout, read_answers, read_request, rollout_turns
+from chatmill.read.agents.dialects import LoggedAnswer, is_rollout, read_answers, read_request, rollout_histories
 from chatmill.read.agents.streams import is_stream, join_stream, stream_events
 
 SESSION_FIELDS = ("session_id", "run")
@@ -60,6 +60,8 @@ class LoggedCall:
     """Tokens of its answers, by their ids or by what the server counted."""
     has_ids: bool = False
     answers: list[AgentTurn] = field(default_factory=list)
+    is_rollout: bool = False
+    """Whether it was sampled for training, perhaps as one of a group with the same prompt."""
     lost_before: int = 0
     """Calls before it that were not recorded."""
 
@@ -168,6 +170,7 @@ class CallJoiner:
             raise RecordError("a logged call must be an object", code="record_type")
         meta = _meta(record)
         call.run = meta.get("session", "")
+        call.is_rollout = "responses_create_params" in record
         call.lost_before = _count(record.get("lost"))
         request, response, is_whole = _request_and_response(record)
         # Only captures know of repeated calls.
@@ -218,13 +221,16 @@ class CallJoiner:
         call: LoggedCall,
     ) -> None:
         """Add a history that is whole in one record."""
-        session = meta.pop("session", None) or _first_words(turns, _hashes(turns, tools))
-        answers = rollout_turns(response, self.run.lacks, place)
+        histories = rollout_histories(response, self.run.lacks, place)
+        # The task may stand in the response alone.
+        opening = [*turns, *(histories[0] if histories else [])]
+        session = meta.pop("session", None) or _first_words(opening, _hashes(opening, tools))
         call.outcome = CallOutcome.ROOT
-        call.answers = [turn for turn in answers if turn.key is not None]
+        for history in histories:
+            call.answers += [turn for turn in history if turn.key is not None]
+            branch = AgentBranch([*turns, *history], tools=tools, fields={**meta, "session": session})
+            self.run.branches.append(branch)
         call.has_ids = all("token_ids" in turn.message for turn in call.answers)
-        branch = AgentBranch([*turns, *answers], tools=tools, fields={**meta, "session": session})
-        self.run.branches.append(branch)
 
     def _add_answer(
         self,
@@ -252,8 +258,8 @@ class CallJoiner:
         key = None if answer.is_refusal else (place, answer.index)
         turn = AgentTurn(answer.message, key, answer.model, answer.unknown)
         call.answers.append(turn)
-        # Several choices of one response are no repeats of a call.
-        if answer.index == 0:
+        # Several choices of one response, and several rollouts of one task, are no repeats of a call.
+        if answer.index == 0 and not call.is_rollout:
             self._requests.setdefault(request_hash, []).append((answer_hash, turn))
         chain = self._continued(turns, hashes, answer.message.get("prompt_token_ids"))
         call.outcome = CallOutcome.JOINED

@@ -26,6 +26,7 @@ BASH = {
 }
 """The one tool of mini-swe-agent 2."""
 REASONING = ("reasoning_content", "reasoning")
+FIRST_INFO = {"exit_status", "submission", "model_stats"}
 
 
 def is_swe_agent(record: Mapping[str, Any]) -> bool:
@@ -40,7 +41,10 @@ def is_swe_agent(record: Mapping[str, Any]) -> bool:
 
 def is_mini_swe_agent(record: Mapping[str, Any]) -> bool:
     """Return whether a file is a trajectory of mini-swe-agent."""
-    return isinstance(record.get("trajectory_format"), str) and isinstance(record.get("messages"), list)
+    if not isinstance(record.get("messages"), list):
+        return False
+    # Early releases write no name of their format.
+    return isinstance(record.get("trajectory_format"), str) or _info(record).keys() >= FIRST_INFO
 
 
 def read_swe_agent(file: AgentFile) -> Iterator[AgentRun]:
@@ -208,8 +212,21 @@ def _mini_turns(message: Mapping[str, Any], index: int, model: str, lacks: Lacki
         plain["tool_calls"] = message["tool_calls"]
     elif plain["content"] is None:
         plain["content"] = ""
+    if "reasoning_content" not in plain and _has_reasoning(response):
+        # The first generation sends no reasoning back, so it is in no message.
+        lacks.add("place of reasoning in answers")
     own = response.get("model") if isinstance(response, Mapping) else None
     return [AgentTurn(plain, index, str(own or model))]
+
+
+def _has_reasoning(response: object) -> bool:
+    """Check whether a response of chat completions has reasoning."""
+    choices = response.get("choices") if isinstance(response, Mapping) else None
+    for choice in choices if isinstance(choices, list) else ():
+        message = choice.get("message") if isinstance(choice, Mapping) else None
+        if isinstance(message, Mapping) and any(message.get(name) for name in REASONING):
+            return True
+    return False
 
 
 def _response_turn(response: Mapping[str, Any], index: int, model: str, lacks: Lacking) -> AgentTurn:
