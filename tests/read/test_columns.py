@@ -153,7 +153,18 @@ ANTHROPIC_PARTS = PARTS | st.fixed_dictionaries(
 )
 IN_PARTS = messages("role", "content", ["user", "assistant", "tool"], TEXTS | st.lists(ANTHROPIC_PARTS, max_size=3))
 
+TURNED = COMMON | {
+    **dict.fromkeys(("input", "context", "system"), TEXTS),
+    **dict.fromkeys(("thinking", "reasoning_content"), st.none() | TEXTS),
+    "history": st.just([]) | VALUES | st.lists(st.lists(st.text(max_size=2), min_size=2, max_size=2), max_size=2),
+    "image": st.none() | VALUES,
+}
+SAID = st.text(max_size=4) | TEXTS | OPENAI
+
+
 RECORDS = {
+    "alpaca": st.fixed_dictionaries({"instruction": SAID}, optional=TURNED | {"output": SAID}),
+    "instruction_response": st.fixed_dictionaries({"instruction": SAID, "response": SAID}, optional=TURNED),
     "anthropic": st.fixed_dictionaries({"messages": IN_PARTS | VALUES}, optional=COMMON | {"system": CONTENTS}),
     "openai": st.fixed_dictionaries({"messages": OPENAI | VALUES}, optional=COMMON | {"messages_json": st.just("{}")}),
     "harmony": st.fixed_dictionaries(
@@ -179,6 +190,29 @@ def test_random_records(shape: str, data: st.DataObject, escape: bool, compact: 
 
 
 PLAIN = b'{"messages": [{"role": "user", "content": "hi"}]%s}'
+
+
+@settings(max_examples=60)
+@given(data=st.data(), backwards=st.booleans())
+def test_random_records_of_a_field_map(data: st.DataObject, backwards: bool) -> None:
+    """Messages of several turns, one of them of three fields, under names that mean something else elsewhere."""
+    shape = find_shape({"user": ["ask+label+image", "more"], "assistant": ["say", "prompt"], "system": "messages"})
+    names = [key for _, keys in shape.turns for key in keys]
+    fields = dict.fromkeys([*names, "messages"], SAID)
+    records = data.draw(st.lists(st.fixed_dictionaries({}, optional=COMMON | fields), max_size=3))
+    if backwards:
+        records = [dict(reversed(record.items())) for record in records]
+    lines = [json.dumps(record).encode() for record in records]
+    in_each_way(lambda: same_as_slow(lines, shape))
+
+
+def test_questions_and_answers_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b'{"instruction": "i", "input": "x", "output": "o", "system": "s", "history": [], "text": 1}'
+    monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
+    batch, errors = read_lines(line, Lines(0, len(line), 1, 1), before="f:", source="s", shape=find_shape("alpaca"))
+    assert errors == []
+    assert [message.content for message in batch[0].messages] == ["s", "i\nx", "o"]
+    assert batch.unused == {("s", "text"): 1}
 
 
 def test_a_harmony_row_with_messages_twice() -> None:

@@ -133,7 +133,19 @@ def rows_of_parts() -> st.SearchStrategy[Any]:
     return st.one_of(rows_of({"messages": st.none() | st.lists(item, max_size=3), "system": MAYBE}) for item in items)
 
 
+def rows_of_turns() -> st.SearchStrategy[Any]:
+    """Texts, or now and then lists of messages in both columns."""
+    beside = dict.fromkeys(("input", "system", "thinking", "text"), MAYBE)
+    history = st.none() | st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=1)
+    listed = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": MAYBE}), max_size=2)
+    said = (MAYBE, MAYBE, listed)
+    return st.one_of(
+        rows_of({"instruction": one, "output": other, **beside, "history": history}) for one in said for other in said
+    )
+
+
 ROWS = {
+    "alpaca": rows_of_turns(),
     "openai": rows_of({"messages": OPENAI}),
     "sharegpt": rows_of({"conversations": SHAREGPT, "system": MAYBE}),
     "anthropic": rows_of_parts(),
@@ -148,6 +160,24 @@ def test_random_rows(shape: str, data: st.DataObject) -> None:
     batch = batch_of(data.draw(ROWS[shape]))
     for part in (batch, batch.slice(1)):
         same_as_slow(part, shape)
+
+
+def test_questions_and_answers_are_read_as_columns() -> None:
+    rows = [
+        {"id": 1, "instruction": "é", "input": "", "output": "o", "system": "s", "history": []},
+        {"id": 2, "instruction": "", "input": "x", "output": "", "system": "", "history": None},
+        {"id": 3, "instruction": "i", "input": None, "output": "o", "system": None, "history": []},
+    ]
+    assert same_as_slow(batch_of(rows), "alpaca") == 1
+    assert same_as_slow(batch_of([{**rows[0], "input": b"x"}]), "alpaca") == 0
+    wide = pa.schema([("instruction", pa.large_string()), ("input", pa.string()), ("output", pa.string())])
+    assert (
+        same_as_slow(pa.RecordBatch.from_pylist([{"instruction": "i", "input": "x", "output": "o"}], wide), "alpaca")
+        == 0
+    )
+    assert (
+        same_as_slow(batch_of([{**rows[0], "label": False}, {**rows[1], "thinking": "t"}, rows[2]]), "alpaca") == 1 / 3
+    )
 
 
 Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

@@ -235,7 +235,7 @@ def _batches(
     piece = pieces[0]
     came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
     for batch, errors in _read_pieces(pieces, output, sizes, on_rows):
-        output.read.update(batch.take(batch.heads).sources.counts())
+        output.read.update(batch.sources.take(batch.heads).counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
                 output.ledger.notes[source, UNUSED + name] += count
@@ -251,7 +251,7 @@ def _batches(
             for place in batch.heads[~wanted[batch.heads]].tolist():
                 output.ledger.records[batch.sources[place], "skipped", unwanted[batch.wheres[place]]] += 1
             batch = batch.take(np.flatnonzero(wanted))
-        for source, count in batch.take(batch.heads).sources.counts().items() if came_of_arrow else ():
+        for source, count in batch.sources.take(batch.heads).counts().items() if came_of_arrow else ():
             output.ledger.notes[source, NULLS_LEFT_OUT] += count
         weighted = batch if piece.rules.weight == 1 else _weighted(batch, piece.rules.weight, output.ledger)
         if len(weighted):

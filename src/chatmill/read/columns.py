@@ -23,7 +23,9 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.message_parser import MAX_CHARACTERS, MEDIA_FIELDS, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import (
+    MAX_JOINED,
     MAX_NAMES,
+    MAX_TURNS,
     MessageField,
     RecordField,
     Scanned,
@@ -154,7 +156,7 @@ def read_files(
     )
     sure = np.all([side.read for side in sides], axis=0) & ~refused
     unused = [(name, records) for name, records in record_fields(scanned, data) if name not in shape.fields]
-    unused += message_fields([scanned, *sides[2:]], data)  # the rejected answers are not counted
+    unused += message_fields([scanned, *sides[2:]], data, shape.content)  # the rejected answers are not counted
     if len(sides) > 1:
         scores = _scores(scanned)
         unused += [(name, np.flatnonzero(~np.isnan(scores[:, k]))) for k, name in enumerate(MARGIN_FIELDS)]
@@ -371,13 +373,18 @@ def _sources(given: OptionalTexts, files: Sequence[FileLines], owners: Ints) -> 
 
 
 @cache
-def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
-    """Return what the fields of records with a list of messages mean to those who read them into columns."""
-    record = dict.fromkeys(shape.lists, RecordField.LIST) | {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
+def record_meanings(shape: Shape) -> Mapping[str, int]:
+    """Return what the fields of records mean to those who read them into columns."""
+    record: dict[str, int] = {}
+    record |= dict.fromkeys(shape.lists, RecordField.LIST)
+    record |= {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
     record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
     if shape.typed_parts:  # whose tools may be written otherwise
         record[shape.tools] = RecordField.EMPTY
-    for name in (shape.functions, shape.nested, *MEDIA_FIELDS, LABEL):
+    for number, (_, fields) in enumerate(shape.turns):
+        record |= {name: RecordField.TURN + MAX_JOINED * number + place for place, name in enumerate(fields)}
+    record |= dict.fromkeys(shape.reasoning, RecordField.ONLY_NULL)
+    for name in (shape.functions, shape.nested, shape.history, *MEDIA_FIELDS, LABEL):
         if name:
             record.setdefault(name, RecordField.EMPTY)
     return record | dict.fromkeys(shape.system, RecordField.SYSTEM)
@@ -398,7 +405,17 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
         record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
         fields = {name: MESSAGE_MEANINGS[name] for name in own}
         return (ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT}),)
+    if has_plain_turns(shape):
+        roles = {f"turn {number}": RoleCode(CODES[role]) for number, (role, _) in enumerate(shape.turns)}
+        return (ShapeNames(record_meanings(shape), {shape.role: MessageField.ROLE}, roles),)
     return (_names(record_meanings(shape), shape),) if shape.is_plain and shape.lists else ()
+
+
+def has_plain_turns(shape: Shape) -> bool:
+    """Return whether messages are fields of their records, and no more of them than columns are made of."""
+    are_few = len(shape.turns) <= MAX_TURNS and len(shape.system) <= 1 and len(record_meanings(shape)) <= MAX_NAMES
+    longest = max((len(fields) for _, fields in shape.turns), default=0)
+    return shape.is_plain and not shape.lists and are_few and 0 < longest <= MAX_JOINED
 
 
 @cache

@@ -7,7 +7,7 @@ both readers give the same conversation, but for the metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from chatmill.read.columns import (
     PASSED_FIELDS,
     Read,
     completed,
+    has_plain_turns,
     nested_names,
     read_one_by_one,
     record_meanings,
@@ -89,14 +90,17 @@ class _ArrowRows:
     def conversations(self) -> tuple[Conversations, Flags]:
         """Return all rows, and which of them may be taken."""
         are_pairs = self._shape is find_shape("pairs")
+        have_turns = has_plain_turns(self._shape)
         is_named = self._shape.is_plain and self._shape.lists and not self._shape.typed_parts
-        if not (are_pairs or is_named) and self._shape.rules is None:
+        if not (are_pairs or have_turns or is_named) and self._shape.rules is None:
             raise _NotSureError
         self._doubt_rare_fields()
         if are_pairs:
             chosen = self._said(CHOSEN, Role.ASSISTANT)
             messages = chosen.messages
             offsets = chosen.offsets
+        elif have_turns:
+            messages, offsets = self._turns()
         else:
             messages, offsets = self._messages()
         found = Conversations(
@@ -203,6 +207,44 @@ class _ArrowRows:
                 self._sure &= ~(np.isnan(scores[:, number]) & _flags(column.is_valid()))
         return scores
 
+    def _turns(self) -> tuple[MessageColumns, Ints]:
+        """Return messages that are columns of texts."""
+        shape = self._shape
+        turns: list[MessageColumns] = []
+        for role, fields in shape.turns:
+            texts = self._joined(fields)
+            self._sure &= texts.present
+            roles = np.full(len(texts), CODES[role], dtype=np.uint8)
+            turns.append(MessageColumns.plain(roles, texts.texts))
+        for name in shape.reasoning:
+            if (column := self._column(name)) is not None:
+                self._sure &= ~_flags(column.is_valid())
+
+        rows = self._batch.num_rows
+        messages = MessageColumns.joined(turns, TextJoiner(text for turn in turns for text in turn.text_columns()))
+        messages = messages.take(np.arange(rows * len(turns)).reshape(-1, rows).T.ravel())
+        offsets = np.arange(rows + 1) * len(turns)
+        system = self._column(shape.system[0]) if shape.system else None
+        return (messages, offsets) if system is None else _after_systems(texts_of(system).texts, messages, offsets)
+
+    def _joined(self, fields: Sequence[str]) -> OptionalTexts:
+        """Return a column of texts, and the others after it where they are not empty, with line feeds between them."""
+        first, *others = [self._column(name) for name in fields]
+        if first is None:
+            raise _NotSureError
+        texts = texts_of(first)
+        filled = []
+        for column in others:
+            if column is not None:
+                texts_of(column)  # which refuses what is no text
+                filled.append(pc.if_else(pa.array(_held(column)), column, None))
+        if not filled:
+            return texts
+        if any(column.type != first.type for column in filled):
+            raise _NotSureError
+        joined = pc.binary_join_element_wise(first, *filled, "\n", null_handling="skip")
+        return texts_of(pc.if_else(first.is_valid(), joined, None), check=False)
+
     def _messages(self) -> tuple[MessageColumns, Ints]:
         shape = self._shape
         nested = self._column(shape.nested)
@@ -228,7 +270,7 @@ class _ArrowRows:
         scanned = scan_texts(texts.data, offsets, nested_names() if rules is None else rules.names())
         self._sure &= scanned.read & texts.present
         if rules is None:
-            self._message_fields += message_fields([scanned], texts.data)
+            self._message_fields += message_fields([scanned], texts.data, "content")
         else:
             self._sure &= rules.keep(scanned.messages, scanned.offsets) & (self._ids().lengths > 0)
         return with_kept_fields(scanned, texts.data, self._kept), scanned.offsets

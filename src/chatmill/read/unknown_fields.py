@@ -25,12 +25,13 @@ def record_fields(scanned: Scanned, data: bytes) -> FieldRecords:
     return _group_by_name(_texts(data, starts, lengths), records)
 
 
-def message_fields(parts: Sequence[Scanned], data: bytes | NDArray[np.uint8]) -> FieldRecords:
-    """Yield the fields of messages that mean nothing, with their records.
+def message_fields(parts: Sequence[Scanned], data: bytes | NDArray[np.uint8], content: str) -> FieldRecords:
+    """Yield the fields of messages, and of parts of their contents, that mean nothing, with their records.
 
     Args:
         parts: Scans of the same records, each for other messages.
         data: What was scanned.
+        content: The field of a message that the parts are in.
     """
     fields = []
     records = []
@@ -39,14 +40,17 @@ def message_fields(parts: Sequence[Scanned], data: bytes | NDArray[np.uint8]) ->
         fields.append(held)
         records.append(np.searchsorted(scanned.offsets, held["message"], side="right") - 1)
     joined = np.concatenate(fields)
-    names = _texts(data, joined["start"], joined["length"])
-    for name, owners in _group_by_name(names, np.concatenate(records)):
-        yield f"messages[].{name}", owners
+    owners = np.concatenate(records)
+    for in_part, prefix in enumerate(("messages[].", f"messages[].{content}[].")):
+        chosen = joined["in_part"] == in_part
+        names = _texts(data, joined["start"][chosen], joined["length"][chosen])
+        for name, named in _group_by_name(names, owners[chosen]):
+            yield prefix + name, named
 
 
 def kept_fields(scanned: Scanned, data: bytes | NDArray[np.uint8], names: Collection[str]) -> Objects:
     """Decode the fields of messages that have one of these names, as a column of mappings."""
-    extras = scanned.extras
+    extras = scanned.extras[scanned.extras["in_part"] == 0]
     fields: dict[int, dict[str, object]] = {}
     if names and len(extras):
         given = _texts(data, extras["start"], extras["length"])
@@ -70,12 +74,13 @@ def message_field_ids(parts: Sequence[Scanned], data: bytes) -> list[Ints]:
     messages = np.repeat(firsts[:-1], [len(scanned.extras) for scanned in parts]) + extras["message"]
     written = _texts(data, extras["start"], extras["value"] + extras["value_length"] - extras["start"])
     spelled, _ = distinct(written.data, written.starts, written.lengths)
+    codes = 2 * spelled + extras["in_part"]
     counts = np.bincount(messages, minlength=int(firsts[-1]))
     offsets = offsets_of(counts)
     ids = np.zeros(int(firsts[-1]), dtype=np.int64)
     for index in range(int(counts.max(initial=0))):
         some = np.flatnonzero(counts > index)
-        pairs = ids[some] * (len(spelled) + 1) + spelled[offsets[some] + index]
+        pairs = ids[some] * 2 * (len(spelled) + 1) + codes[offsets[some] + index]
         ids[some] = np.unique(pairs, return_inverse=True)[1] + 1 + index * len(ids)
     return np.split(ids, firsts[1:-1])
 

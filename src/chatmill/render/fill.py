@@ -126,14 +126,15 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
     """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts."""
     table, others = stretch_table.table, layout.others
     lines, conversations = layout.lines, layout.conversations
-    items = table.items[lines]
-    origins, operations = items["origin"], items["operations"]
+    origins = table.items["origin"][lines]
+    operations = table.items["operations"][lines]
     tools = np.flatnonzero(origins == Origin.TOOL)
     if len(tools):
-        _put(others[tools], tool_lines(batch.tools, conversations[tools], items["call"][tools]), layout)
+        _put(others[tools], tool_lines(batch.tools, conversations[tools], table.items["call"][lines[tools]]), layout)
     computed = np.flatnonzero(origins == Origin.COMPUTED)
     if len(computed):
-        expressions = [stretch_table.expressions[number] for number in items["expression"][computed].tolist()]
+        numbers = table.items["expression"][lines[computed]].tolist()
+        expressions = [stretch_table.expressions[number] for number in numbers]
         places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), expressions, strict=True)
         _put(others[computed], _computed(places, batch, form), layout)
     results: list[tuple[Ints, Texts]] = []

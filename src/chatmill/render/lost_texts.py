@@ -21,12 +21,12 @@ def count_lost(layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: 
     is_kept = np.zeros(len(batch), dtype=np.bool_)
     is_kept[kept] = True
     wanted = np.repeat(is_kept, np.diff(batch.offsets))
-    items = table.items[layout.lines]
-    messages = batch.offsets[layout.conversations] + layout.bases + items["message"]
+    messages = batch.offsets[layout.conversations] + layout.bases + table.items["message"][layout.lines]
+    item_origins = table.items["origin"][layout.lines]
     origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
     for column, (origin, texts) in enumerate(origins):
         is_missing = wanted & (texts.lengths > 0) & ~layout.whole[:, column]
-        shown = np.flatnonzero(items["origin"] == origin)  # after operations, which may change nothing
+        shown = np.flatnonzero(item_origins == origin)  # after operations, which may change nothing
         places, owners = layout.others[shown], messages[shown]
         is_same = np.array([buffer is texts.data for buffer in layout.buffers])[layout.which[places]]
         is_same &= layout.text_sizes[places] == texts.lengths[owners]

@@ -164,7 +164,7 @@ class Tokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is None:
+        if self._forbidden is None or ids.max(initial=0) < self._lowest_forbidden:
             return ids, offsets
         # Control tokens mostly have the highest ids, and few other tokens have ids as high.
         doubtful = np.flatnonzero(ids >= self._lowest_forbidden)

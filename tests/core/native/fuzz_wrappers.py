@@ -225,19 +225,27 @@ FIELDS = {
 }
 ROLES = {role.name.lower(): role for role in (RoleCode.SYSTEM, RoleCode.USER, RoleCode.ASSISTANT, RoleCode.TOOL)}
 NAMES = scan.ShapeNames(RECORD, FIELDS, ROLES)
+TURNS = {"instruction": RecordField.TURN, "input": RecordField.TURN + 3, "output": RecordField.TURN + scan.MAX_JOINED}
+TURN_NAMES = [
+    scan.ShapeNames({**TURNS, "id": RecordField.ID} | more, FIELDS, ROLES)
+    for more in ({}, {"system": RecordField.TURN + 20}, {"source": 255}, {"system": 95, "context": 96})
+]
+"""Two turns, more than there are roles, and fields of turns that are too many."""
 
 
 def lines(draw: Draw) -> None:
-    data = b"\n".join(mutated(draw.random.randrange(4), draw.random.randrange(1 << 30)))
+    shape = draw.random.choice(("openai", "alpaca"))
+    names = NAMES if shape == "openai" else draw.random.choice(TURN_NAMES)
+    data = b"\n".join(mutated(draw.random.randrange(4), draw.random.randrange(1 << 30), shape))
     start, stop = draw.random.choice(
         ((0, len(data)), (draw.random.randint(-1, len(data) + 1), draw.random.randint(-1, len(data) + 1)))
     )
     attempt(scan.is_exact_json, data)
     count = attempt(scan.count_lines, data, start, stop)
     for counted in (None, count, draw.random.randrange(4), *draw.random.sample((-1, 50), 1)):
-        attempt(scan.scan_lines, data, start, stop, NAMES, counted)
+        attempt(scan.scan_lines, data, start, stop, names, counted)
     array = np.frombuffer(data, dtype=np.uint8).copy()
-    attempt(scan.scan_texts, array, draw.offsets(draw.random.randrange(4), len(data)), NAMES)
+    attempt(scan.scan_texts, array, draw.offsets(draw.random.randrange(4), len(data)), names)
 
 
 def attempt(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 from chatmill.read.shapes import SHAPES
 from tests.conftest import CONVERSATION_FILES, DATA
 
-SCANNED = [name for name, shape in SHAPES.items() if shape.lists]
-"""Shapes that the scanner reads."""
+SCANNED = [*(name for name, shape in SHAPES.items() if shape.lists), "alpaca", "instruction_response"]
+"""Shapes that the scanner reads, and two of those whose messages are fields."""
 
 LONGEST = 1500
 """Bytes of a line that is worth mutating: in a longer one hardly any change hits its structure."""
@@ -111,6 +111,18 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "tool", "content": [{"type": "text", "text": "é"}]}], "x": 2, "messages_json": None},
         {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": [], "recipient": "r"}]},
         {"messages": [{"content": [{"type": "developer_content", "n": 1}], "role": "developer", "content_type": "j"}]},
+    ],
+}
+OTHER_RECORDS |= {
+    "alpaca": [
+        {"id": 7, "instruction": "Say é", "input": "", "output": "é\n", "source": "s", "meta": {"n": 1}},
+        {"instruction": "Say", "input": '漢 "hi"', "output": "hi", "system": "Be brief.", "history": []},
+        {"output": "", "input": None, "instruction": "", "tools": [{"name": "f"}], "thinking": None},
+        {"instruction": "i", "output": "o", "reasoning_content": "r", "text": "i o", "chat_template_kwargs": {"a": 1}},
+    ],
+    "instruction_response": [
+        {"instruction": "i", "context": "c", "response": "r", "category": "open_qa", "input": "x"},
+        {"response": "ответ", "context": "", "instruction": "漢"},
     ],
 }
 """Records of the other shapes, with what each of them knows."""

@@ -29,6 +29,9 @@ static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTI
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
                                          "messages_json", "history",       "label", "system", "calls", "chosen",
                                          "prompt",        "rejected",      "margin", "chosen_score"};
+static const int64_t TURNS[] = {TURN,          TURN + 1, TURN + 2,  TURN + MAX_JOINED, ID,   SYSTEM_TEXT, EMPTY,
+                                TURN + 5 * MAX_JOINED};
+static const char *const TURN_NAMES[] = {"instruction", "input", "context", "output", "id", "system", "history", "prompt"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
                                  WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME,
                                  TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, FINISH_REASON, PASSED_FIELD, NULL_FIELD, EMPTY_FIELD};
@@ -340,14 +343,15 @@ int main(void)
 {
     uint32_t size;
     int64_t copies = 0;
-    shape_arrays shapes[2] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(LIST_NAMES, LISTS, COUNT(LISTS))};
+    shape_arrays shapes[] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(LIST_NAMES, LISTS, COUNT(LISTS)),
+                             shape_of(TURN_NAMES, TURNS, COUNT(TURNS) - 1), shape_of(TURN_NAMES, TURNS, COUNT(TURNS))};
     for (size_t i = COUNT(LISTS); i < COUNT(LISTS) + COUNT(FIELDS); i++) {
         if (shapes[1].meanings[i] == CONTENT) shapes[1].meanings[i] = ONE_CONTENT;
     }
     while (fread(&size, sizeof size, 1, stdin) == 1) {
         uint8_t *data = room(size, 1);
         if (fread(data, 1, size, stdin) != size) return 1;
-        for (int i = 0; i < 2; i++) {
+        for (size_t i = 0; i < COUNT(shapes); i++) {
             scan(data, size, &shapes[i].names, 16, 0);
             scan(data, size, &shapes[i].names, 16, 1);
             scan(data, size, &shapes[i].names, copies % 15 + 1, 0);
@@ -355,7 +359,7 @@ int main(void)
         copies += copy(data, size);
         free(data);
     }
-    for (int i = 0; i < 2; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].lengths);
+    for (size_t i = 0; i < COUNT(shapes); i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
     printf("%" PRId64 " %" PRId64 "\n", copies, renderings_known);
     return 0;

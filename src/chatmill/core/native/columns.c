@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 28 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 29 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
 
@@ -110,7 +110,11 @@ static scanner begun(place data, shape *names, columns *out, passed_keys *keys)
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
     scanner s = {.out = out, .names = names, .data = data, .keys = keys, .last_role = &names->of_role.start};
-    for (int i = 0; i < names->of_record.count; i++) s.is_optional |= names->of_record.names[i].meaning == QUESTION;
+    for (int i = 0; i < names->of_record.count; i++) {
+        const int meaning = names->of_record.names[i].meaning, turn = (meaning - TURN) / MAX_JOINED;
+        s.is_optional |= meaning == QUESTION;
+        if (meaning >= TURN && turn >= s.turns) s.turns = turn + 1;
+    }
     return s;
 }
 

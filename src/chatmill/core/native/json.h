@@ -38,7 +38,8 @@ typedef struct {
 /* A field of a message that means nothing here: where its name and its value are in the data. */
 typedef struct {
     int64_t message, start, length, value, value_length;
-    int64_t holds; /* whether there is something in it */
+    int64_t holds;   /* whether there is something in it */
+    int64_t in_part; /* whether it is one of a part of the content */
 } extra_field;
 
 /* A number that a record says about its answers, and which one it is. */
@@ -109,6 +110,7 @@ typedef struct {
     name *last_role;
     int is_call;     /* whether messages are calls: answers that are nothing but tokens */
     int is_optional; /* whether a record may have no list of messages */
+    int turns;       /* how many messages are fields of a record */
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 28
+ABI_VERSION = 29
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 MOST_AT_ONCE = (1 << 31) - 1
 """Bytes that `ctypes.string_at` can copy, which takes a C int."""
@@ -36,6 +36,8 @@ def call_allocating(name: str, *arguments: Any) -> int:
 
 
 def _word(value: Any) -> Any:
+    if type(value) is int:
+        return value
     if isinstance(value, np.ndarray):
         return value.ctypes.data
     return int(value) if isinstance(value, np.integer) else value

@@ -196,13 +196,25 @@ static inline int part_type(const scanner *s, place p)
     return 0;
 }
 
+/* Notes a field of a message, or of a part of its content, that means nothing here: where its name of so many bytes and
+ * its value are, which ends at `end`. */
+static int add_extra(scanner *s, int64_t message, place name, int64_t length, place value, place end, int in_part)
+{
+    columns *out = s->out;
+    if (s->at.extras >= out->extra_capacity) return 0;
+    const place data = s->data;
+    out->extras[s->at.extras++] =
+        (extra_field){message, name - data, length, value - data, end - value, !is_nothing(s, value), in_part};
+    return 1;
+}
+
 /* A part of a content, its text at the end of the texts; `type` says what it is. `strict`: a text has the type `text`
  * and no other key. */
 static place part(scanner *s, place p, int *type, int strict)
 {
-    const int64_t first_key = s->keys->count;
+    const int64_t first_key = s->keys->count, first_extra = s->at.extras;
     unsigned seen = 0;
-    int others = 0, is_unused = 0;
+    int others = 0;
     int64_t length;
     *type = TEXT_PART;
     if (!(p = after(s, p, '{'))) return NULL;
@@ -210,6 +222,7 @@ static place part(scanner *s, place p, int *type, int strict)
         unsigned key = 0;
         range text = {0, ABSENT};
         if (p == s->stop || *p++ != '"') return NULL;
+        const place name = p;
         KEY("type", PART_TYPE)
         else KEY("text", PART_TEXT)
         if (key) {
@@ -217,7 +230,7 @@ static place part(scanner *s, place p, int *type, int strict)
         } else {
             others++;
             if (speaks_of_training(s, p) || !(p = passed_key(s, p, first_key))) return NULL;
-            is_unused |= !IS(s, p, "null");
+            length = (place)memchr(name, '"', (size_t)(p - name)) - name; /* without escapes, as a passed key is */
         }
         switch (key) {
         case PART_TYPE:
@@ -226,13 +239,16 @@ static place part(scanner *s, place p, int *type, int strict)
             p = passed_text(s, p, &length);
             break;
         case PART_TEXT: p = text_or_null(s, p, &text); break;
-        default: p = passed_value(s, p, 4);
+        default: {
+            const place value = p; /* null is none */
+            if (!(p = passed_value(s, p, 4))) return NULL;
+            if (!IS(s, value, "null") && !add_extra(s, s->at.messages - 1, name, length, value, p, 1)) return NULL;
+        }
         }
         if (!p || !(p = separator(s, p, '}', &more)) || (key == PART_TEXT && text.length < 0)) return NULL;
     }
     s->keys->count = first_key;
-    if (*type != TEXT_PART) return p;
-    if (is_unused) return NULL; /* the full reader counts the key of a text part */
+    if (*type != TEXT_PART) return s->at.extras = first_extra, p; /* all of it is kept */
     if (strict && (others || !(seen & PART_TYPE))) return NULL;
     return seen & PART_TEXT ? p : NULL;
 }
@@ -398,17 +414,6 @@ typedef struct {
     range sampled, sent, logprobs; /* the tokens that were sampled, and those of their prompt */
 } message_parts;
 
-/* Notes a field of a message that means nothing here; its name of so many bytes and its value are before `end`. */
-static int add_extra(scanner *s, int64_t message, place name, int64_t length, place value, place end)
-{
-    columns *out = s->out;
-    if (s->at.extras >= out->extra_capacity) return 0;
-    const place data = s->data;
-    out->extras[s->at.extras++] =
-        (extra_field){message, name - data, length, value - data, end - value, !is_nothing(s, value)};
-    return 1;
-}
-
 /* A field of a message that nobody has named, from after the opening quote of its name. One by which people say how
  * something is trained is declined. */
 static place unnamed_field(scanner *s, place p, int64_t message, int64_t first_key)
@@ -418,7 +423,7 @@ static place unnamed_field(scanner *s, place p, int64_t message, int64_t first_k
     if (speaks_of_training(s, p) || !(p = string(s, p, &length)) || length != p - 1 - name) return NULL;
     if (!is_new_key(s, first_key, length) || !(p = after(s, p, ':'))) return NULL;
     const place value = p;
-    return (p = passed_value(s, p, 4)) && add_extra(s, message, name, length, value, p) ? p : NULL;
+    return (p = passed_value(s, p, 4)) && add_extra(s, message, name, length, value, p, 0) ? p : NULL;
 }
 
 static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
@@ -503,7 +508,7 @@ static place message(scanner *s, place p)
                 p = message_field(s, p, number, key->meaning, &m);
             } else if (is_nothing(s, p)) { /* like one that nobody has named */
                 const place value = p;
-                if ((p = passed_value(s, p, 4)) && !add_extra(s, number, given, key->length - 1, value, p)) return NULL;
+                if ((p = passed_value(s, p, 4)) && !add_extra(s, number, given, key->length - 1, value, p, 0)) return NULL;
             } else {
                 return NULL;
             }

@@ -8,7 +8,8 @@
 
 enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, EMPTY, CALLS, SYSTEM_TEXT, ANSWER, QUESTION, ONLY_NULL, REPEATED,
        SCORE = 16, /* and which one it is */
-       OWN_CALL = 32 /* and what it means in a call */ };
+       OWN_CALL = 32, /* and what it means in a call */
+       TURN = 64 /* and MAX_JOINED times its number, and which of its fields it is */ };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
        ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, PASSED_FIELD, NULL_FIELD, EMPTY_FIELD };
 enum { STRUCTURED = EMPTY_FIELD + 1 }; /* a field of `rare_text` that no key names */
@@ -18,7 +19,7 @@ typedef struct {
     int64_t counts[3];
     const uint8_t *text;
     const int64_t *lengths; /* with the quote */
-    const uint8_t *meanings; /* one of the above; of a role its code */
+    const uint8_t *meanings; /* one of the above; of a role its code (of turns that of each, in order) */
 } shape_names;
 
 struct name {

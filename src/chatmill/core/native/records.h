@@ -1,6 +1,8 @@
 /* Records: messages in a list, a system text before them, and what is said about them. */
 
 #define MAX_REPEATED 2 /* lists of a record that may repeat its answer */
+#define MAX_TURNS 8    /* messages that are fields of a record */
+#define MAX_JOINED 4   /* fields of one of them */
 
 typedef struct {
     place at;
@@ -15,6 +17,7 @@ typedef struct {
     place answer, answer_end;                /* as it is written */
     place repeated[MAX_REPEATED], repeated_end[MAX_REPEATED]; /* lists that are to be written like the answer */
     int repeated_count;
+    range turns[MAX_TURNS][MAX_JOINED];
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
     int other_count;
@@ -173,7 +176,10 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
     case OWN_CALL + LOGPROBS: return numbers(s, p, LOGPROBS, &r->logprobs);
     case OWN_CALL + FINISH_REASON: return text_or_null(s, p, &r->finish);
     case EMPTY: return is_nothing(s, p) ? passed_value(s, p, 2) : NULL;
-    default: return score_of(s, p, key->meaning - SCORE);
+    default:
+        if (key->meaning < TURN) return score_of(s, p, key->meaning - SCORE);
+        if (key->meaning >= TURN + MAX_TURNS * MAX_JOINED) return NULL;
+        return text_or_null(s, p, &r->turns[(key->meaning - TURN) / MAX_JOINED][(key->meaning - TURN) % MAX_JOINED]);
     }
 }
 
@@ -243,6 +249,41 @@ static int place_calls(scanner *s, const record_parts *r, const counts *before)
     return 1;
 }
 
+/* The text of a message that is in fields of a record: of the first one, and of the others that are not empty, each on a
+ * line of its own. One without a length stands for a record to be declined. */
+static range turn_text(scanner *s, const range *fields)
+{
+    const place text = s->out->text;
+    range found = fields[0];
+    int is_joined = 0;
+    for (int i = 1; i < MAX_JOINED && found.length >= 0; i++) {
+        if (fields[i].length <= 0) continue;
+        if (!is_joined) {
+            const range first = found;
+            found.start = s->at.text;
+            if (!keep(s, text + first.start, first.length)) return (range){0, ABSENT};
+            is_joined = 1;
+        }
+        if (!keep(s, (place) "\n", 1) || !keep(s, text + fields[i].start, fields[i].length)) return (range){0, ABSENT};
+        found.length = s->at.text - found.start;
+    }
+    return found;
+}
+
+/* The messages that are fields of a record; 0 where one is missing. */
+static int place_turns(scanner *s, record_parts *r)
+{
+    if (s->turns > MAX_TURNS || s->turns > s->names->of_role.count) return 0;
+    for (int i = 0; i < s->turns; i++) {
+        message_parts m = no_parts(s->names->of_role.names[i].meaning);
+        m.content = turn_text(s, r->turns[i]);
+        if (m.content.length < 0 || s->at.messages >= s->out->message_capacity) return 0;
+        if (!ended(s, s->at.messages++, 1, &m)) return 0;
+    }
+    r->lists = 1;
+    return 1;
+}
+
 /* Whether the lists that repeat the answer are written like it. */
 static int repeats_answer(const record_parts *r)
 {
@@ -265,6 +306,9 @@ static place members(scanner *s, place p, record_parts *parts)
     parts->lists = parts->other_count = parts->repeated_count = s->is_call = 0;
     parts->answer = NULL;
     parts->seen = 0;
+    for (int i = 0; i < s->turns && i < MAX_TURNS; i++) {
+        for (int k = 0; k < MAX_JOINED; k++) parts->turns[i][k] = none;
+    }
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
@@ -279,7 +323,7 @@ static place members(scanner *s, place p, record_parts *parts)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    if (!repeats_answer(parts)) return NULL;
+    if (!repeats_answer(parts) || (s->turns && !place_turns(s, parts))) return NULL;
     return (s->is_call ? place_calls : place_system)(s, parts, &before) ? p : NULL;
 }
 

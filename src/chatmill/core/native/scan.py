@@ -5,6 +5,7 @@ The records are lines of JSONL or a column of JSON texts, and a shape says what 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -30,6 +31,10 @@ RARE = 40
 SLACK = 64
 MAX_NAMES = 32
 """Names of a record, a message or a role that names.h has room for."""
+MAX_TURNS = 8
+"""Messages that are fields of a record, as in records.h."""
+MAX_JOINED = 4
+"""Fields of one of them."""
 
 
 class RecordField(IntEnum):
@@ -62,6 +67,9 @@ class RecordField(IntEnum):
     TOKEN_IDS = 32 + 14
     PROMPT_TOKEN_IDS = 32 + 15
     LOGPROBS = 32 + 16
+    TURN = 64
+    """A text that is a message. The first field of the second one has 68, and its second field, which is joined to the
+    first with a line feed unless it is empty, 69. Names of roles stand for the roles of these messages, in order."""
 
 
 class MessageField(IntEnum):
@@ -105,7 +113,9 @@ class ShapeNames:
         if max(len(record), len(message), len(roles)) > MAX_NAMES:
             raise ValueError(f"more than {MAX_NAMES} names of a kind")
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
-        self.smallest_message = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
+        turns = [len('"":""') + len(name) for name, meaning in record.items() if meaning >= RecordField.TURN]
+        listed = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
+        self.smallest_message = min(turns, default=listed)
         """Bytes that one in a list has at least. Room is made for as many as there can be: too much costs time."""
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
@@ -149,8 +159,11 @@ def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
 
 
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
-EXTRA = np.dtype([(name, np.int64) for name in ("message", "start", "length", "value", "value_length", "holds")])
-"""The message, where its name and its value are in the data, and whether there is something in it."""
+EXTRA = np.dtype(
+    [(name, np.int64) for name in ("message", "start", "length", "value", "value_length", "holds", "in_part")]
+)
+"""The message, where its name and its value are in the data, whether there is something in it, and whether it is of a
+part of the content."""
 SCORE = np.dtype([("record", np.int64), ("which", np.int64), ("value", np.float64)])
 """The record, and which of its scores it is: 0 for `RecordField.SCORE`."""
 _ARRAYS: tuple[tuple[str, str, Any], ...] = (
@@ -266,13 +279,25 @@ def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:
     return call("chatmill_count_lines", np.frombuffer(data, dtype=np.uint8), start, stop)
 
 
+class _Scratch(threading.local):
+    """Memory for one call, of each thread: making it takes as long as reading a short record."""
+
+    def __init__(self) -> None:
+        self.array = np.empty(1 << 16, dtype=np.uint8)
+
+
+_SCRATCH = _Scratch()
+
+
 def is_exact_json(data: bytes) -> bool:
     """Return whether nothing of a JSON value can be lost: no key stands twice, and float64 holds every number.
 
     False where that is not sure, and where it is no JSON.
     """
     line = data.strip().replace(b"\n", b" ")  # no string of JSON has a line feed in it
-    room = np.empty(len(line) + 1, dtype=np.uint8)
+    room = _SCRATCH.array
+    if len(line) >= len(room):
+        room = np.empty(len(line) + 1, dtype=np.uint8)
     return bool(call("chatmill_is_exact", line, len(line), room))
 
 
