@@ -123,8 +123,8 @@ def test_answers_in_the_file_of_a_fork_are_context() -> None:
     assert copied == (4, 4)
 
 
-def line(kind: str, name: str, parent: str | None, content: Any = "", **more: Any) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": kind, "content": content}
+def line(kind: str, name: str, parent: str | None, words: Any = "", **more: Any) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": kind, "content": words}
     if kind == "assistant":
         message |= {"id": more.pop("id", name), "model": more.pop("model", "m")}
     return {"type": kind, "uuid": name, "parentUuid": parent, "sessionId": "s", "message": message, **more}
@@ -159,6 +159,63 @@ def test_parallel_calls_are_one_answer_with_all_results(tmp_path: Path) -> None:
     assert [message.role.value for message in one.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert [call.id for call in one.messages[1].tool_calls] == ["c1", "c2"]
     assert lacks(path)["thinking text"] == (1, 1)
+
+
+def test_lines_of_an_answer_without_identifier_follow_each_other(tmp_path: Path) -> None:
+    lines = [
+        line("user", "u1", None, "List"),
+        line("assistant", "a1", "u1", text("I look."), id=None),
+        line("assistant", "a2", "a1", use("c1"), id=None),
+        line("assistant", "a3", "a2", use("c2"), id=None),
+        line("user", "t1", "a2", result("c1", "a.py")),
+        line("user", "t2", "a3", result("c2", "b.py")),
+        line("assistant", "a4", "t2", text("Done."), id=None),
+    ]
+    (one,) = ConversationFile(write_lines(tmp_path / "s.jsonl", lines))
+    assert [message.role.value for message in one.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [call.id for call in one.messages[1].tool_calls] == ["c1", "c2"]
+
+
+def test_what_a_command_of_the_user_printed_was_sent(tmp_path: Path) -> None:
+    def printed(name: str, parent: str) -> dict[str, Any]:
+        return line("system", name, parent, subtype="local_command", content="<local-command-stdout>5 tokens")
+
+    lines = [
+        line("user", "u1", None, "a"),
+        line("assistant", "a1", "u1", text("1")),
+        line("user", "u2", "a1", "<command-name>/cost</command-name>"),
+        printed("s1", "u2"),
+        line("user", "u3", "s1", "b"),
+        line("assistant", "a2", "u3", text("2")),
+        printed("s2", "u2"),
+    ]
+    path = write_lines(tmp_path / "s.jsonl", lines)
+    (one,) = ConversationFile(path)
+    assert [message.content for message in one.messages][3] == "<local-command-stdout>5 tokens"
+    assert len(one.messages) == 6
+    assert lacks(path)["place of outputs of commands in the prompt"] == (1, 1)
+
+
+def test_a_history_that_was_written_twice_is_read_once(tmp_path: Path) -> None:
+    def history(prefix: str) -> list[dict[str, Any]]:
+        return [
+            line("user", f"{prefix}u1", None, "List"),
+            line("assistant", f"{prefix}a1", f"{prefix}u1", text("I look."), id="m1"),
+            line("assistant", f"{prefix}a2", f"{prefix}a1", use("c1"), id="m1"),
+            line("user", f"{prefix}t1", f"{prefix}a2", result("c1", "a.py")),
+            line("assistant", f"{prefix}a3", f"{prefix}t1", text("Done."), id="m2"),
+        ]
+
+    more = [line("user", "u9", "second-a3", "More"), line("assistant", "a9", "u9", text("No."), id="m9")]
+    path = write_lines(tmp_path / "s.jsonl", [*history("first-"), *history("second-"), *more])
+    (one,) = ConversationFile(path)
+    assert [message.role.value for message in one.messages] == [
+        "user",
+        *["assistant", "tool", "assistant"],
+        "user",
+        "assistant",
+    ]
+    assert lacks(path)["difference between repeats of a line"] == (4, 4)
 
 
 def test_a_rewound_prompt_is_a_branch_and_text_of_the_harness_is_never_trained(tmp_path: Path) -> None:

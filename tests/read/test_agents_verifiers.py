@@ -113,6 +113,19 @@ def test_traces_of_evaluations_have_no_ids_and_train_their_text(tmp_path: Path) 
     assert lacks(path)["token ids"] == (6, 6)
 
 
+def test_what_calls_say_beside_their_text_is_counted(tmp_path: Path) -> None:
+    calls = [
+        {"id": "c1", "type": "function", "name": "add", "namespace": "math", "arguments": "{}"},
+        {"id": "c2", "type": "custom", "name": "patch", "arguments": "+1"},
+    ]
+    answer = {"role": "assistant", "tool_calls": calls, "provider_state": [{"type": "reasoning"}]}
+    nodes = [{"message": {"role": "user", "content": "q"}}, {"parent": 0, "message": answer, "sampled": True}]
+    path = write_lines(tmp_path / "traces.jsonl", [{"id": "t", "nodes": nodes, "extra_usage": [{"prompt_tokens": 1}]}])
+    found = lacks(path)
+    names = ("namespaces of calls", "form of custom calls", "text of provider_state", "calls of judges")
+    assert [found[name] for name in names] == [(1, 1)] * 4
+
+
 def test_outputs_that_verifiers_0_1_saved() -> None:
     plain = DATA / "verifiers-0.1.14" / "plain" / "results.jsonl"
     steps = DATA / "verifiers-0.1.14" / "with_trajectory" / "results.jsonl"

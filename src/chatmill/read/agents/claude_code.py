@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,10 @@ class _Session:
         self._has_replaced_results = False
         self._steps: list[_Step] = []
         self._step_of: dict[str, int] = {}
-        self._answered: set[tuple[Any, Any]] = set()
+        self._answered: dict[tuple[int, str], str] = {}
+        """Results by the answer and the call that they belong to."""
+        self._unnamed: dict[str, str] = {}
+        """First lines of answers without identifiers, by their later lines."""
         self._own_answers: set[str] = set()
         """Answers of the main agent, which the files of its subagents may repeat."""
 
@@ -110,12 +114,17 @@ class _Session:
         leaves = [index for index in range(len(self._steps)) if index not in parents]
         leaves.sort(key=lambda index: positions[str(self._steps[index].entries[0]["uuid"])])
         reached: set[int] = set()
+        shown: set[int] = set()
         for leaf in leaves:
             path = self._path(leaf)
             new = [index for index in path if index not in reached and self._is_answer(index)]
             reached.update(path)
             if new:
                 run.branches.append(self._branch(path))
+                shown.update(path)
+        for index, step in enumerate(self._steps):
+            if index not in shown and _is_command_output(step.entries[0]):
+                self._lacks.add("place of outputs of commands in the prompt")
         lost = len(self._steps) - len(reached)
         if lost:
             run.errors.append(RecordError(f"{lost} lines follow each other in a circle", code="bad_trace"))
@@ -131,14 +140,19 @@ class _Session:
         for uuid, entry in self._entries.items():
             if entry.get("type") != "assistant":
                 continue
-            key = (_message_id(entry) or uuid, *_writer(entry))
+            key = (self._answer_name(uuid, entry), *_writer(entry))
             if not entry.get("isSidechain"):
-                self._own_answers.add(str(key[0]))
+                self._own_answers.add(key[0])
             if key not in answers:
                 answers[key] = len(self._steps)
                 self._steps.append(_Step([]))
-            self._steps[answers[key]].entries.append(entry)
+            step = self._steps[answers[key]]
             self._step_of[uuid] = answers[key]
+            if any(_is_same_content(entry, other) for other in step.entries):
+                # Some releases wrote a whole history again, with other identifiers of its lines.
+                self._lacks.add("difference between repeats of a line")
+                continue
+            step.entries.append(entry)
             for block in _blocks(entry, "tool_use"):
                 owners.setdefault((block.get("id"), *_writer(entry)), answers[key])
         # Steps are in the order of the file, so answers and other lines take turns.
@@ -166,14 +180,35 @@ class _Session:
         step = found[0]
         if step is None or any(other != step for other in found):
             return False
-        answered = {(step, block.get("tool_use_id")) for block in results}
-        if answered & self._answered:
+        self._step_of[uuid] = step
+        answered = {(step, str(block.get("tool_use_id"))): json.dumps(block, sort_keys=True) for block in results}
+        known = [self._answered[call] for call in answered if call in self._answered]
+        if known == list(answered.values()):
+            self._lacks.add("difference between repeats of a line")
+            return True
+        if known:
             self._lacks.add("which of several results of a call was shown")
             return False
         self._answered |= answered
         self._steps[step].results.append(entry)
-        self._step_of[uuid] = step
         return True
+
+    def _answer_name(self, uuid: str, entry: Entry) -> str:
+        """Find the identifier of the answer that a line is a part of.
+
+        Some gateways give none. There a line belongs to the answer that it follows.
+        """
+        name = _message_id(entry)
+        if name is not None or not _is_from_model(entry):
+            return name or uuid
+        parent = self._entries.get(str(entry.get("parentUuid")), {})
+        if parent.get("type") != "assistant" or _message_id(parent) or not _is_from_model(parent):
+            return uuid
+        if _writer(parent) != _writer(entry):
+            return uuid
+        before = str(parent["uuid"])
+        self._unnamed[uuid] = self._unnamed.get(before, before)
+        return self._unnamed[uuid]
 
     def _link(self, step: _Step) -> None:
         """Find the step before a step, and what makes prompts from here on uncertain."""
@@ -308,6 +343,9 @@ class _Session:
             message = entry.get("message")
             content = message.get("content") if isinstance(message, Mapping) else None
             return user_messages(content, self._lacks)
+        if _is_command_output(entry):
+            # The program sends what a command of the user printed, and no other line of this type.
+            return user_messages(entry.get("content"), self._lacks)
         if kind == "attachment":
             return self._attachment(entry.get("attachment"))
         return []
@@ -337,6 +375,24 @@ def _message_id(entry: Entry) -> Any:
 def _writer(entry: Entry) -> tuple[bool, str]:
     """Return who wrote a line: the main agent or one of its subagents."""
     return bool(entry.get("isSidechain")), str(entry.get("agentId") or "")
+
+
+def _is_from_model(entry: Entry) -> bool:
+    """Check whether a model wrote an answer, and not the program."""
+    message = entry.get("message")
+    model = message.get("model") if isinstance(message, Mapping) else None
+    return model != SYNTHETIC and not entry.get("isApiErrorMessage")
+
+
+def _is_command_output(entry: Entry) -> bool:
+    return entry.get("type") == "system" and entry.get("subtype") == "local_command"
+
+
+def _is_same_content(entry: Entry, other: Entry) -> bool:
+    """Check whether two lines hold the same block of an answer."""
+    messages = (entry.get("message"), other.get("message"))
+    contents = [message.get("content") if isinstance(message, Mapping) else None for message in messages]
+    return bool(contents[0]) and contents[0] == contents[1]
 
 
 def _blocks(entry: Entry, kind: str) -> list[Mapping[str, Any]]:

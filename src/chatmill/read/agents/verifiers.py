@@ -114,8 +114,17 @@ class _Trace:
         with_ids = [index for index in sampled if any(self._mask(index))]
         lacks.add("token ids", len(sampled) - len(with_ids), len(sampled))
         for index in sampled:
-            if self._nodes[index]["message"].get("provider_state"):
+            message = self._nodes[index]["message"]
+            if message.get("provider_state"):
                 lacks.add("text of provider_state")
+            for call in _objects(message.get("tool_calls")):
+                if call.get("namespace"):
+                    lacks.add("namespaces of calls")
+                if call.get("type") == "custom":
+                    lacks.add("form of custom calls")
+        judged = len(_objects(self._trace.get("extra_usage")))
+        if judged:
+            lacks.add("calls of judges", judged)
         is_trainable = self._agent.get("trainable") is not False
         if not is_trainable:
             lacks.add("agents that are for training")
