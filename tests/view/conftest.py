@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.view.sets import Running, Sets, make_sets, running
+from tests.view.sets import Running, Sets, make_sets, make_trees, running
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
@@ -35,6 +35,11 @@ def chats_set(sets: Sets) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def rows(sets: Sets) -> Iterator[Running]:
     yield from counted(sets.rows)
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from counted(make_trees(tmp_path_factory.mktemp("trees")))
 
 
 @pytest.fixture(scope="session")

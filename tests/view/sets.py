@@ -18,7 +18,7 @@ from chatmill.look.viewer.opened import open_splits
 from chatmill.look.viewer.pages import Viewer
 from chatmill.look.viewer.server import ViewServer
 from chatmill.store.episode_writer import EpisodeWriter
-from tests.compiler.builds import chats, write_jsonl
+from tests.compiler.builds import chats, thinking_chats, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
 RARE = "Zymurgy"
@@ -69,6 +69,24 @@ def make_sets(folder: Path) -> Sets:
     chatmill.build({**recipe, "pack": {"length": 384}}, folder / "rows", workers=0)
     write_hostile(folder / "hostile")
     return Sets(folder / "episodes", folder / "rows", folder / "hostile")
+
+
+def make_trees(folder: Path) -> Path:
+    """Trees of agents' conversations, from a file with records that cannot be used; one trains nothing."""
+    records: list[Any] = thinking_chats(14, 3)
+    records[2:2] = [{"id": "no words", "messages": []}, {"id": "a <b>list</b>", "messages": [1]}]
+    records.append({"id": "silent", "messages": [{"role": "user", "content": "Is anyone there?"}]})
+    recipe = {
+        "tokenizer": str(unpacked("gpt2")),
+        "template": "qwen3",
+        "add_control_tokens": True,
+        "expand": "tree",
+        "on_error": "quarantine",
+        "gates": {"records_left_out": None, "records_without_trained_tokens": None},
+        "sources": [{"path": str(write_jsonl(folder / "agents.jsonl", records))}],
+    }
+    chatmill.build(recipe, folder / "trees", workers=0)
+    return folder / "trees"
 
 
 def write_hostile(folder: Path) -> None:

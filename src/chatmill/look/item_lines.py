@@ -51,12 +51,11 @@ def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show
         if view.name in ("block", "row"):
             yield from _fitted(Text(_boundary(number, document), style="bright_black"), width, 0)
         speaker = None
-        branches = {start: (place, depth) for place, (start, depth) in enumerate(view.item.branches, 1)}
+        branches = {branch.start: branch for branch in view.branches}
         indent = ""
         for group in _groups(document.runs):
             if group[0].start in branches:
-                place, depth = branches[group[0].start]
-                words = f"\u2514 branch {place}: after position {depth}, whose token it begins with once more"
+                words = f"\u2514 {branches[group[0].start].words}"
                 yield from _fitted(Text(words, style="bright_black"), width, 0)
                 indent, speaker = INDENT, None
             text = _text(view, group, with_roles, show_ids)

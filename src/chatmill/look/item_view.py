@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, TextPiece, pieces_of, text_of
 from chatmill.look.items import Item
+from chatmill.look.tree_branches import BranchView, describe_branches
 from chatmill.store.kd_shard import SPAN_NAMES
 
 OPENING = 40
@@ -126,11 +127,19 @@ class ItemView:
     """What an item is called: episode, row, block, document or conversation."""
     documents: tuple[DocumentView, ...]
     decoder: Decoder | None
+    branches: tuple[BranchView, ...] = ()
+    """Those of its trees, in stored order."""
 
     @property
     def runs(self) -> list[RunView]:
         """The runs of all documents."""
         return [run for document in self.documents for run in document.runs]
+
+    @property
+    def message_numbers(self) -> dict[int, int]:
+        """The number of each message, counted from 1 in the item, by its first token."""
+        messages = chain.from_iterable(document.messages for document in self.documents)
+        return {message.start: number for number, message in enumerate(messages, 1)}
 
     @property
     def trained(self) -> int:
@@ -284,7 +293,8 @@ def view_item(item: Item, decoder: Decoder | None, name: str, policy: Policy | N
                 runs=tuple(runs[mine:at]),
             )
         )
-    return ItemView(item=item, name=name, documents=tuple(documents), decoder=decoder)
+    branches = tuple(describe_branches(item, documents))
+    return ItemView(item=item, name=name, documents=tuple(documents), decoder=decoder, branches=branches)
 
 
 def _runs(item: Item, tried: NDArray[Any] | None) -> Iterator[RunView]:
@@ -309,12 +319,17 @@ def _runs(item: Item, tried: NDArray[Any] | None) -> Iterator[RunView]:
 def opening_text(
     item: Item, decoder: Decoder | None, start: int = 0, end: int | None = None, most: int = OPENING
 ) -> str:
-    """Choose the words that stand for an item or a document: the first of a user, else of anyone, else any tokens."""
+    """Choose the words that stand for an item, a document or a message.
+
+    The first words of a user, else of anyone, else of reasoning or a call, else any tokens.
+    """
     end = len(item) if end is None else end
     if item.kinds is not None:
         kinds = item.kinds[start:end]
-        content = (parts_of(kinds) == Part.CONTENT) & (kinds != PICTURE)
-        for wanted in (content & (roles_of(kinds) == RoleCode.USER), content):
+        parts = parts_of(kinds)
+        content = (parts == Part.CONTENT) & (kinds != PICTURE)
+        said = (content & (roles_of(kinds) == RoleCode.USER), content, parts == Part.TOOL_CALL, parts == Part.REASONING)
+        for wanted in said:
             if wanted.any():
                 begin = int(np.argmax(wanted))
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin

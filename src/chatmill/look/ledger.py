@@ -58,6 +58,8 @@ NOTES = {
     NULLS_LEFT_OUT: "records that came out of Arrow: their null fields are read as absent",
     CALLS_FAILED: "answers that are not trained, since the result of a call of theirs is an error",
     "rows_added": "documents added, because later messages change earlier turns",
+    "turns_that_later_messages_change": "answers that later messages change",
+    "tokens_repeated_by_splits": "tokens repeated, since trees that are too long are several",
     **{note: f"{words} that are in no document" for note, words in LOST.items()},
 }
 """Notes in words; others are shown by their names."""
@@ -78,27 +80,30 @@ class Loss:
     count: int
     is_warning: bool = True
     """False: the template or the recipe wants it so, or it does no harm."""
+    code: str = ""
+    """The reason, the fate or the note that is counted; empty for several together."""
 
 
 def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
     """List what was left out, cut or is worth a look. `fields`: also fields that nothing reads."""
     ordered = ledger.reasons(*LEFT_OUT).most_common()
-    listed = [Loss(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
+    listed = [Loss(f"records left out: {reason}", count, code=reason) for reason, count in ordered[:SHOWN_REASONS]]
     if len(ordered) > SHOWN_REASONS:
         listed.append(Loss("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
     fates = ledger.fates()
-    listed += [Loss(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
+    listed += [Loss(f"tokens {fate} by overflow", fates[fate], code=fate) for fate in ("cut", "dropped") if fates[fate]]
     if lost := ledger.trained_lost:
         listed.append(Loss("trained tokens lost by overflow", lost))
     if fates["injected"]:
-        listed.append(Loss("tokens repeated for windows or branches, untrained", fates["injected"], is_warning=False))
+        words = "tokens repeated for windows or branches, untrained"
+        listed.append(Loss(words, fates["injected"], is_warning=False, code="injected"))
     for note, count in sorted(ledger.all_notes().items()):
         is_field = note.startswith(UNUSED)
         if count and note not in QUIET_NOTES and (fields or not is_field):
             words = NOTES.get(note, note.replace("_", " "))
             if note in LOST and len(named := _by_source(ledger, note)) > 1:
                 words += f" ({', '.join(named)})"
-            listed.append(Loss(words, count, is_warning=note in WARNINGS))
+            listed.append(Loss(words, count, is_warning=note in WARNINGS, code=note))
     return listed
 
 

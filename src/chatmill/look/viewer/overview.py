@@ -6,11 +6,13 @@ import datetime
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from chatmill.core.ledger import FATE_NAMES
+from chatmill.core.ledger import FATE_NAMES, LEFT_OUT
+from chatmill.core.words import counted
 from chatmill.look.counting import Bin, Share, SplitStats, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
@@ -18,20 +20,37 @@ from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
 from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats import doubling_bins, split_stats
-from chatmill.look.viewer.opened import OpenedSplit, open_splits
+from chatmill.look.viewer.opened import OpenedSplit, Sort, open_splits
 
 REJECTED = "rejected.jsonl"
 """Where a build lists the records that it could not use."""
 FEW_BINS = 8
 LISTED = 200
 """Those of them that a page shows."""
+NOTHING_TRAINED = "records_without_trained_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Something that a build left out, or that is worth a look: a row of a card."""
+
+    words: str
+    count: int
+    is_warning: bool
+    code: str = ""
+    """The reason or the note."""
+    url: str = ""
+    """Address of the items that it is about."""
+    url_words: str = ""
+    records: tuple[Mapping[str, str], ...] = ()
+    """Records that are left out for this reason: location, id and message."""
 
 
 def overview_values(opened: OpenedSplit) -> dict[str, Any]:
     """Return what the page of a split shows; sums follow when the labels are counted."""
     stats = split_stats(opened.split, opened.counts) if opened.done else None
-    notes = list(_notes(opened.look, [stats] if stats else []))
-    return {"opened": opened, "stats": stats, "policies": _policies(opened, stats), "notes": notes, **_HELPERS}
+    noted = _list_noted(opened.look, [stats] if stats else [], opened)
+    return {"opened": opened, "stats": stats, "policies": _policies(opened, stats), "noted": noted, **_HELPERS}
 
 
 def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress: Progress | None = None) -> str:
@@ -41,10 +60,10 @@ def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress
         count_tokens(opened.split, progress, opened.counts)
         stats = split_stats(opened.split, opened.counts)
         splits.append((opened, stats, _policies(opened, stats)))
-    notes = list(_notes(look, [stats for _, stats, _ in splits]))
+    noted = _list_noted(look, [stats for _, stats, _ in splits])
     shown = list(_some_items(look, items))
     return page_of(
-        "saved.html", saved=True, version=version, look=look, splits=splits, notes=notes, items=shown, **_HELPERS
+        "saved.html", saved=True, version=version, look=look, splits=splits, noted=noted, items=shown, **_HELPERS
     )
 
 
@@ -57,17 +76,42 @@ def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
     return [Share(name=name, tokens=stats.tokens, trained=trained) for name, trained in (*stored, *tried)]
 
 
-def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
-    """List what is worth knowing, and whether it is a warning."""
+def _list_noted(look: LookDataset, all_stats: Sequence[SplitStats], opened: OpenedSplit | None = None) -> list[Noted]:
+    """List what was left out or is worth a look, warnings first; pages of `opened` are linked."""
+    noted = []
+
     for stats in all_stats:
         if stats.nothing_trained:
-            yield True, f"{stats.nothing_trained:,} {stats.item}s of {stats.name} train nothing"
-    ledger = look.ledger
-    if ledger is not None:
-        for loss in losses(ledger, fields=False):
-            yield loss.is_warning, f"{loss.words}: {loss.count:,}"
-    if look.decoder_problem:
-        yield True, look.decoder_problem
+            is_one = stats.nothing_trained == 1
+            words = f"{stats.item}{'' if is_one else 's'} of {stats.name} that train{'s' if is_one else ''} nothing"
+            url = "" if opened is None else opened.url("browse", max_share=0)
+            noted.append(
+                Noted(words=words, count=stats.nothing_trained, is_warning=True, url=url, url_words="show them")
+            )
+
+    if look.ledger is not None:
+        records = _quarantined(look)
+        left_out = look.ledger.reasons(*LEFT_OUT)
+        for loss in losses(look.ledger, fields=False):
+            # Splits that were counted say it of what is stored, and link it.
+            if loss.code == NOTHING_TRAINED and noted:
+                continue
+            is_reason = loss.code in left_out and loss.words.endswith(loss.code)
+            # What overflow cuts is as long as rows may be.
+            is_cut = loss.code in ("cut", "injected") and opened is not None
+            noted.append(
+                Noted(
+                    words="records left out" if is_reason else loss.words,
+                    count=loss.count,
+                    is_warning=loss.is_warning,
+                    code=loss.code if is_reason else "",
+                    url=opened.url("browse", sort=Sort.LONGEST) if is_cut and opened else "",
+                    url_words="the longest",
+                    records=tuple(records.get(loss.code, ())) if is_reason else (),
+                )
+            )
+
+    return sorted(noted, key=lambda row: not row.is_warning)
 
 
 def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:
@@ -98,15 +142,29 @@ def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), str(about[name])[:16]
 
 
-def _left_out(look: LookDataset) -> list[dict[str, str]]:
-    """Read the first records of rejected.jsonl: place, id, reason and message; none if it cannot be read."""
+def _quarantined(look: LookDataset) -> dict[str, list[dict[str, str]]]:
+    """Read the first records of rejected.jsonl, by reason; none if it cannot be read."""
     try:
         with (look.path / REJECTED).open(encoding="utf-8") as file:
             entries = [json.loads(line) for line in itertools.islice(file, LISTED)]
     except (OSError, ValueError):
-        return []
-    names = ("where", "id", "reason", "message")
-    return [{name: str(entry.get(name) or "") for name in names} for entry in entries if isinstance(entry, dict)]
+        return {}
+
+    by_reason: dict[str, list[dict[str, str]]] = {}
+    for entry in entries:
+        if isinstance(entry, dict):
+            record = {name: str(entry.get(name) or "") for name in ("where", "id", "message")}
+            by_reason.setdefault(str(entry.get("reason") or ""), []).append(record)
+    return by_reason
+
+
+def _summarize(noted: Sequence[Noted]) -> str:
+    """Write one line about what was left out, lost or trains nothing; empty if nothing was."""
+    parts = []
+    if records := sum(row.count for row in noted if row.code):
+        parts.append(f"{counted(records, 'record')} left out")
+    parts += [f"{row.count:,} {row.words}" for row in noted if row.is_warning and not row.code]
+    return ", ".join(parts)
 
 
 def _lengths(split: LookSplit, stats: SplitStats) -> tuple[Bin, ...]:
@@ -114,5 +172,5 @@ def _lengths(split: LookSplit, stats: SplitStats) -> tuple[Bin, ...]:
     return stats.length_bins if len(stats.length_bins) > FEW_BINS else doubling_bins(split.document_lengths, 2)
 
 
-_HELPERS = {"lengths": _lengths, "left_out": _left_out, "provenance": _provenance, "fate_names": FATE_NAMES}
+_HELPERS = {"lengths": _lengths, "summarize": _summarize, "provenance": _provenance, "fate_names": FATE_NAMES}
 """What templates call."""
