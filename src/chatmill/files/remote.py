@@ -293,8 +293,9 @@ def remote_file(path: str | os.PathLike[str]) -> Remote | None:
     link, record = stated
     root = os.path.normpath(os.path.join(os.path.dirname(text), link.partition(f"{cache.FILES}/")[0]))
     home, _, below = os.path.relpath(text, f"{root}/{DATASETS}").partition("/")
-    url = _url_of(f"{root}/{DATASETS}/{home}/{ORIGIN}")
-    if url is None:
+    try:
+        url = _url_of(f"{root}/{DATASETS}/{home}/{ORIGIN}")
+    except OSError:
         return None
     return Remote(join(url, below.partition("/")[2]), record, Path(root) / cache.name_of(record))
 
@@ -313,12 +314,9 @@ def _stated(path: str) -> tuple[str, FileRecord] | None:
 
 
 @lru_cache(maxsize=64)
-def _url_of(path: str) -> str | None:
+def _url_of(path: str) -> str:
     """Return the URL in the file that the folder of a remote dataset has beside it."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return None
+    return Path(path).read_text()
 
 
 def stored_record(path: str | os.PathLike[str]) -> FileRecord | None:

@@ -363,9 +363,14 @@ def refuse_missing_bucket(url: str, action: str) -> None:
 
 def read_object(url: str) -> bytes:
     """Return a whole object, a small one."""
-    # Else s3fs asks for its size first, to fetch large ones in parts.
-    options = {"max_concurrency": 1} if kind_of(url) in ("s3", "s3a") else {}
-    return bytes(_ask(url, "read", lambda store: _call(store, "cat_file", store._strip_protocol(url), **options)))
+
+    def request(store: Any) -> bytes:
+        # New releases of s3fs ask for its size first, to fetch large ones in parts, unless one part is all they may.
+        takes_parts = "max_concurrency" in inspect.signature(store.cat_file).parameters
+        options = {"max_concurrency": 1} if takes_parts else {}
+        return bytes(_call(store, "cat_file", store._strip_protocol(url), **options))
+
+    return _ask(url, "read", request)
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
