@@ -11,6 +11,7 @@ import pytest
 from chatmill import build, verify_dataset
 from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.folders import folder_files
 from chatmill.read.run_folders import agent_inputs, run_files
 from tests.cli.run import here
 from tests.read.agent_runs import lacks, trained_texts, write_lines
@@ -151,3 +152,38 @@ def test_folders_of_other_files_are_what_they_were(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('[{"messages": []}]')
     (tmp_path / "gpt-4.json").write_text('[{"messages": []}]')
     assert agent_inputs(tmp_path) == []
+
+
+def test_files_of_runs_in_folders_of_their_own_are_found(tmp_path: Path) -> None:
+    trajectory = {"history": [said("user", "q"), said("assistant", "a")], "trajectory": [{"response": "a"}], "info": {}}
+    for name in ("one/one.traj", "two/two.traj.json"):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs" / name).write_text(json.dumps(trajectory))
+    (tmp_path / "runs" / "preds.json").write_text("{}")
+    assert trained_texts(tmp_path / "runs") == [["a"], ["a"]]
+    (sentence,) = not_read_sentences([str(tmp_path / "runs")])
+    assert "preds.json" in sentence
+
+    # Codex has a folder for each day, and packs old files; one may be there twice.
+    day = tmp_path / "sessions" / "2026" / "08" / "01"
+    day.mkdir(parents=True)
+    names = [f"rollout-2026-08-01T10-00-0{number}-abc.jsonl" for number in range(2)]
+    for name in (*names, f"{names[0]}.zst", "notes.jsonl"):
+        (day / name).write_text("{}")
+    assert [Path(path).name for path in agent_inputs(tmp_path / "sessions")] == names
+    assert [Path(path).name for path in folder_files(day)] == ["notes.jsonl", *names]
+
+
+def test_all_projects_of_claude_code_are_found(tmp_path: Path) -> None:
+    session = "0cd1d5c2-7f7e-4f0e-9b0e-2f6a6d6b8a1c"
+    for project in ("one", "two"):
+        write_session(tmp_path / project)
+        (tmp_path / project / "s.jsonl").rename(tmp_path / project / f"{session}.jsonl")
+        (tmp_path / project / "s").rename(tmp_path / project / session)
+    (tmp_path / "two" / "agent-0a1b.jsonl").write_text("{}")
+    found = [str(Path(path).relative_to(tmp_path)) for path in agent_inputs(tmp_path)]
+    assert found == [f"one/{session}", f"two/{session}", "two/agent-0a1b.jsonl"]
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text, "agent": "main"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, FormatError
 from chatmill.read.file_format import SUFFIXES
-from chatmill.read.run_folders import agent_inputs, run_files
+from chatmill.read.run_folders import agent_inputs, packed_copies, run_files
 
 MANIFEST = "manifest.json"
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -32,7 +32,9 @@ def folder_files(path: str | os.PathLike[str]) -> list[str]:
     if (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder} is a built dataset, not a folder of conversations: see chatmill inspect")
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    files = [os.path.join(path, name) for name in names if is_readable(name) and (folder / name).is_file()]
+    packed = packed_copies(names)
+    read = [name for name in names if is_readable(name) and (folder / name).is_file() and name not in packed]
+    files = [os.path.join(path, name) for name in read]
     if files:
         return files
     below = [f"{name}/" for name in names if (folder / name).is_dir()]
@@ -49,13 +51,14 @@ def not_read(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         return [], []
     if run_files(folder) is not None:
         return [], []
-    read = {Path(run).relative_to(folder).parts[0] for run in agent_inputs(folder)}
+    runs = agent_inputs(folder)
+    read = {Path(run).relative_to(folder).parts[0] for run in runs}
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     # The session of a folder with subagents is read with these.
     read |= {f"{name}.jsonl" for name in read}
     names = [name for name in names if name not in read]
     folders = [name for name in names if (folder / name).is_dir()]
-    others = [name for name in names if name not in folders and not is_readable(name)]
+    others = [name for name in names if name not in folders and (runs or not is_readable(name))]
     return [name for name in others if name not in (STATE, INFO, SPLITS_FILE)], folders
 
 

@@ -22,6 +22,14 @@ EVENT_NAME = re.compile(r"(?:event-)?(\d+)(?:-.*)?\.json")
 CALL_NAME = re.compile(r".+?-(\d+(?:\.\d+)?)(?:-[0-9a-f]{4,})?(?:-error)?\.json")
 """Names of OpenHands' completion logs: the model, the time, and in newer releases four digits."""
 SUBAGENT_NAME = "agent-*.jsonl"
+TRAJECTORY_ENDINGS = (".traj", ".traj.json")
+"""SWE-agent and mini-swe-agent write one file into a folder for each task."""
+ROLLOUT_NAME = re.compile(r"rollout-\d{4}-\d\d-\d\dT.+\.jsonl(\.zst)?")
+"""Names of Codex, which packs old files; a file that is there twice counts as it is unpacked."""
+SESSION_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.jsonl")
+"""Names of Claude Code."""
+EARLY_SUBAGENT_NAME = re.compile(r"agent-[0-9a-f]+\.jsonl")
+"""Early releases write the files of subagents next to those of sessions."""
 HEAD = 1 << 20
 """Bytes from which one file is told to be an event or a call."""
 
@@ -81,7 +89,13 @@ def agent_inputs(folder: Path) -> list[str]:
     """List the runs of agents in a folder: folders and files."""
     if run_files(folder) is not None:
         return [str(folder)]
-    return _project_sessions(folder) or [str(found) for found in _runs_below(folder, DEEPEST)]
+    sessions = _project_sessions(folder)
+    if sessions:
+        return sessions
+    found = list(_runs_below(folder, DEEPEST))
+    # Files in the folder itself are read as those of any folder.
+    is_deep = any(path.parent != folder or path.is_dir() for path in found)
+    return [str(path) for path in found] if is_deep else []
 
 
 def _event_files(folder: Path) -> list[Path]:
@@ -118,23 +132,45 @@ def _project_sessions(folder: Path) -> list[str]:
     for name in _names(folder):
         path = folder / name
         if path.suffix == ".jsonl" and path.is_file():
-            home = path.with_suffix("")
-            is_run = bool(_session_files(home))
-            has_subagents = has_subagents or is_run
-            found.append(str(home if is_run else path))
+            run = _with_subagents(path)
+            has_subagents = has_subagents or run != path
+            found.append(str(run))
     return found if has_subagents else []
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs below a folder."""
-    for name in _names(folder) if depth else ():
+    """Yield the runs below a folder."""
+    names = _names(folder) if depth else []
+    packed = packed_copies(names)
+    for name in names:
         path = folder / name
-        if not path.is_dir():
-            continue
-        if _event_files(path):
+        if path.is_file():
+            if _is_run_file(name) and name not in packed:
+                yield _with_subagents(path)
+        elif _event_files(path):
             yield path
-        else:
+        elif f"{name}.jsonl" not in names:
             yield from _runs_below(path, depth - 1)
+
+
+def packed_copies(names: list[str]) -> set[str]:
+    """Find packed rollouts of Codex that are there unpacked, too."""
+    known = set(names)
+    packed = [name for name in names if name.endswith(".zst") and ROLLOUT_NAME.fullmatch(name)]
+    return {name for name in packed if name.removesuffix(".zst") in known}
+
+
+def _is_run_file(name: str) -> bool:
+    """Check whether only an agent gives a file such a name."""
+    if name.endswith(TRAJECTORY_ENDINGS):
+        return True
+    return any(pattern.fullmatch(name) for pattern in (ROLLOUT_NAME, SESSION_NAME, EARLY_SUBAGENT_NAME))
+
+
+def _with_subagents(session: Path) -> Path:
+    """Find the folder of a session with subagents, or else the file itself."""
+    home = session.with_suffix("")
+    return home if _session_files(home) else session
 
 
 def _names(folder: Path) -> list[str]:
