@@ -163,6 +163,12 @@ def test_many_files_become_one_source_a_shape(tmp_path: Path) -> None:
     assert [len(source.patterns) for source in look.recipe.sources] == [9, 1]
 
 
+def test_files_of_agents_get_keys_for_what_they_lack() -> None:
+    session = Path(__file__).parents[1] / "data" / "agents" / "claude_code_subagents" / "session_0.jsonl"
+    text = recipe_text(checked(session, tokenizer="bytes"))
+    assert all(f"# {key}: " in text for key in ("tools_file", "system_file", "unknown_prompt", "where"))
+
+
 @pytest.mark.parametrize("name", ["a b.jsonl", "yes.jsonl", "#x.jsonl", "ü'\".jsonl", "- a.jsonl", "a: b.jsonl"])
 def test_odd_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)

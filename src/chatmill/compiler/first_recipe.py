@@ -415,6 +415,7 @@ def _source(source: Source, look: FirstLook) -> dict[str, Any]:
         "paths": source.patterns,
         "shape": source.shape,
         "map": map_of(source.shape) if source.shape and source.shape.startswith("{") else None,
+        "is_agent": source.shape in AGENTS,
         "looked_at": f"Looked at: {_seen(files)}{cannot}.",
     }
 
