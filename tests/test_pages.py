@@ -146,7 +146,7 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
     assert len(code.splitlines()) <= 11, "ten lines and a blank one"
 
 
-RUN_ELSEWHERE = {"train_tiny.py": "tests/train", "screenshots.py": "tests/view"}
+RUN_ELSEWHERE = {"train_tiny.py": "tests/train", "screenshots.py": "tests/view", "grpo_tool.py": "tests/rollouts"}
 """Examples whose tests stand next to what they show, because they take a browser or a minute."""
 
 
