@@ -118,11 +118,11 @@ bench: $(BENCH_STAMP)
 	$(BENCH_BIN)/python -m benchmarks.run $(BENCH_OPTIONS)
 
 # The source distribution, and wheels for Linux and macOS, x86-64 and Arm, in dist/wheels: Zig compiles for all of them.
-# The one for this machine is tried in a fresh environment.
+# The one for this machine is tried with Python 3.11 to 3.13, as far as uv finds or fetches them, without a compiler and without torch.
 TARGETS := x86_64-linux-gnu.2.17 aarch64-linux-gnu.2.17 x86_64-macos.11.0 aarch64-macos.11.0
 wheels:
 	test -x $(WHEEL_BIN)/python || $(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_BIN)/pip install -q --disable-pip-version-check build hatchling 'ziglang>=0.14,<0.16'
+	$(WHEEL_BIN)/pip install -q --disable-pip-version-check build hatchling 'ziglang>=0.14,<0.16' uv
 	rm -rf dist/wheels
 	$(WHEEL_BIN)/pyproject-build --sdist --no-isolation --outdir dist/wheels
 	for target in $(TARGETS); do \

@@ -39,6 +39,8 @@ EPISODE, TOKEN = "gsm8k-00005", 118
 """A record with reasoning, and the token of it that is pointed at."""
 KINDS = "glaive_toolcall_en-00000"
 """One with calls of tools."""
+TREE = "mt_bench_ref-00000"
+"""One of several turns, which is stored as a tree."""
 BLOCK = 18
 """A row of many documents."""
 COLUMNS, LINES = 90, 46
@@ -47,7 +49,7 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
 def build_sets(folder: Path) -> dict[str, Path]:
-    """The conversations as episodes, and as packed rows."""
+    """The conversations as episodes, as packed rows, and as trees."""
     recipe: dict[str, Any] = {"sources": [{"path": str(DATA)}], "tokenizer": "o200k", "template": "harmony"}
     whole = {"packing": {"max_length": 2048, "overflow": "windows"}}
     changes: dict[str, dict[str, Any]] = {
@@ -56,7 +58,28 @@ def build_sets(folder: Path) -> dict[str, Path]:
     }
     for name, options in changes.items():
         chatmill.build({**recipe, **options}, folder / name)
-    return {name: Path(name) for name in changes}
+    build_trees(folder)
+    return {name: Path(name) for name in (*changes, "trees")}
+
+
+def build_trees(folder: Path) -> None:
+    """The conversations as trees, from a file in which some records cannot be used."""
+    lines = DATA.read_text(encoding="utf-8").splitlines()
+    lines[3:3] = ['{"messages": [', '{"id": "empty", "messages": []}', '{"id": "other", "text": "No messages."}']
+    lines.append('{"id": "unanswered", "messages": [{"role": "user", "content": "Is anyone there?"}]}')
+    (folder / "mixed.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    recipe = {
+        "sources": [{"path": "mixed.jsonl", "shape": "each"}],
+        "tokenizer": "o200k",
+        "template": "qwen3",
+        "add_control_tokens": True,
+        "expand": "tree",
+        "on_error": "quarantine",
+        "packing": {"max_length": 2048, "overflow": "drop"},
+        "gates": {"records_left_out": None, "records_without_trained_tokens": None, "trained_tokens_lost": None},
+    }
+    with contextlib.chdir(folder):
+        chatmill.build(recipe, "trees")
 
 
 def last_of(path: Path, record: str) -> int:
@@ -151,6 +174,11 @@ def main() -> None:
             shoot(page, f"{url}splits/train/{number}?colour=kind", target, wait=".token", theme="dark")
         with viewer(sets["packed"]) as url:
             shoot(page, f"{url}splits/train/{BLOCK}", out / "view-block.png", wait="#documents")
+        with viewer(sets["trees"]) as url:
+            address, target = f"{url}splits/train#left-out", out / "view-left-out.png"
+            shoot(page, address, target, wait="#left-out", height=760)
+            address, target = f"{url}splits/train/{last_of(sets['trees'], TREE)}", out / "view-tree.png"
+            shoot(page, address, target, wait=".branch", height=1000)
         shoot_terminal(page, f"chatmill inspect conversations --episode {number}", out / "inspect.png")
         shoot_terminal(page, "chatmill stats conversations", out / "stats.png")
         browser.close()

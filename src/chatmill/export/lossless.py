@@ -11,10 +11,9 @@ from chatmill.export.arrow_files import Columns, save_splits, write_parquet
 from chatmill.export.row_layout import RowBatch
 from chatmill.export.targets import FACTS, has_other_weights
 from chatmill.export.trainer_lines import TRAINER_PACKED, TRL_PACKED, RowFacts, hf_lines, trl_lines
-from chatmill.images.files import picture_folder
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_values
-from chatmill.store.named_paths import find_first
+from chatmill.store.named_paths import find_image_folder
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -75,11 +74,7 @@ def _image_folder(export: Export) -> str:
     has_images = any(documents.has_pictures for documents in export.source.splits.values())
     if not has_images or recipe.get("store_images"):
         return ""
-    patterns: list[str] = []
-    for source in recipe.get("sources", ()):
-        patterns += [source["path"]] if isinstance(source["path"], str) else source["path"]
-    folder = picture_folder(recipe.get("images"), patterns)
-    return "FOLDER" if folder is None else find_first(folder, export.source.directory)
+    return find_image_folder(recipe, export.source.directory) or "FOLDER"
 
 
 def _tell_keys(export: Export) -> None:

@@ -17,7 +17,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, TextPiece, pieces_of, text_of
 from chatmill.look.items import Item
-from chatmill.look.tree_branches import BranchView, describe_branches
+from chatmill.look.tree_branches import BranchView, MessageSpan, TreeSpan, describe_branches
 from chatmill.store.kd_shard import SPAN_NAMES
 
 OPENING = 40
@@ -116,6 +116,12 @@ class DocumentView:
             trained = sum(size for run, size in zip(runs, sizes, strict=True) if run.trained)
             shown.append(ShownMessage(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
         return shown
+
+    @property
+    def span(self) -> TreeSpan:
+        """Where it is in the item, with its messages."""
+        messages = [MessageSpan(message.start, message.tokens, message.label) for message in self.messages]
+        return TreeSpan(self.start, len(self.ids), messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +299,7 @@ def view_item(item: Item, decoder: Decoder | None, name: str, policy: Policy | N
                 runs=tuple(runs[mine:at]),
             )
         )
-    branches = tuple(describe_branches(item, documents))
+    branches = tuple(describe_branches(item, [document.span for document in documents])) if item.branches else ()
     return ItemView(item=item, name=name, documents=tuple(documents), decoder=decoder, branches=branches)
 
 

@@ -25,6 +25,7 @@ from chatmill.core.trainer_columns import (
     weight_columns,
 )
 from chatmill.errors import DataError, FormatError
+from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.look.items import Ints, Item
 from chatmill.look.packed_rows import arrow_batches, is_list, schema_of
 from chatmill.look.preference_rows import document_rows, document_schema, preference_columns
@@ -173,6 +174,13 @@ class PackedSplit(LookSplit):
         """Read a row."""
         return item_of_row(self.row(number), number, self.name, shift=self._shift, mask_shift=self._mask_shift)
 
+    def picture_bytes(self, item: Item, picture: StoredPicture) -> bytes | None:
+        """Read the bytes of a picture of a row; None where they are not stored."""
+        if picture.data is None:
+            return None
+        stored: bytes = self.row(item.number).column("image_bytes")[0].as_py() or b""
+        return stored[picture.data[0] : sum(picture.data)]
+
     @cached_property
     def _shift(self) -> int:
         """How far labels are ahead of the ids, by the first rows."""
@@ -251,11 +259,20 @@ def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = N
         source=_text(facts.get("source")),
         turns=facts["turns"] if isinstance(facts.get("turns"), int) else None,
         side=facts.get("side") if isinstance(facts.get("side"), str) else None,
+        pictures=_pictures(row),
         features=tuple(names),
         problem=_problem(row.column(rows.boundaries)[0].as_py(), len(tokens.ids), rows.boundaries, number)
         if len(rows.wrong_boundaries)
         else None,
     )
+
+
+def _pictures(row: Any) -> tuple[StoredPicture, ...]:
+    """Read the pictures of a row as `export --to hf` writes them; columns of others mean something else."""
+    if not {"images", "image_bytes"} <= set(row.schema.names):
+        return ()
+    line = row.column("images")[0].as_py()
+    return tuple(stored_pictures(line)) if isinstance(line, str) else ()
 
 
 def _text(value: Any) -> str | None:

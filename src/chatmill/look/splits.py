@@ -180,6 +180,14 @@ class LookSplit:
             for line in self.episodes.facts("images", np.arange(first, last)) or ():
                 yield from stored_pictures(line)
 
+    def picture_bytes(self, item: Item, picture: StoredPicture) -> bytes | None:
+        """Read the bytes of a picture of an item; None where they are not stored."""
+        if picture.data is None or self.episodes is None:
+            return None
+        owner = int(np.searchsorted(item.starts, picture.start, side="right")) - 1
+        document = item.number if item.documents is None else int(item.documents[owner])
+        return self.episodes.image_bytes(document)[picture.data[0] : sum(picture.data)]
+
     def teacher(self) -> dict[str, int]:
         """Count what a teacher has answered; empty if no teacher was asked."""
         return {} if self.episodes is None or not self.episodes.teacher.parts else self.episodes.teacher.coverage()

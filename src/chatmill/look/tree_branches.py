@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from chatmill.core.kinds import Part, parts_of
 from chatmill.core.trees import Branches
+from chatmill.look.items import Item
 
-if TYPE_CHECKING:
-    from chatmill.look.item_view import DocumentView, ShownMessage
-    from chatmill.look.items import Item
+
+class MessageSpan(NamedTuple):
+    """Where a message is in an item, and who speaks."""
+
+    start: int
+    tokens: int
+    label: str
+
+
+class TreeSpan(NamedTuple):
+    """Where a document is in an item, and its messages."""
+
+    start: int
+    tokens: int
+    messages: Sequence[MessageSpan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +59,7 @@ class BranchView:
         return f"{self.name}: back to {message}, {how}"
 
 
-def describe_branches(item: Item, documents: Sequence[DocumentView]) -> Iterator[BranchView]:
+def describe_branches(item: Item, documents: Sequence[TreeSpan]) -> Iterator[BranchView]:
     """Yield the branches of an item's trees, in stored order.
 
     Args:
@@ -56,34 +69,29 @@ def describe_branches(item: Item, documents: Sequence[DocumentView]) -> Iterator
     messages_before = 0
 
     for document in documents:
-        messages = document.messages
-        end = document.start + len(document.ids)
+        end = document.start + document.tokens
         places = [(start - document.start, depth) for start, depth in item.branches if document.start <= start < end]
         if places:
-            yield from _describe_tree(item, document, messages, places, messages_before)
-        messages_before += len(messages)
+            yield from _describe_tree(item, document, places, messages_before)
+        messages_before += len(document.messages)
 
 
 def _describe_tree(
-    item: Item,
-    document: DocumentView,
-    messages: Sequence[ShownMessage],
-    places: Sequence[tuple[int, int]],
-    messages_before: int,
+    item: Item, document: TreeSpan, places: Sequence[tuple[int, int]], messages_before: int
 ) -> Iterator[BranchView]:
     """Yield the branches of one tree.
 
     Args:
         item: The item that the tree is in.
         document: The tree.
-        messages: Its messages.
         places: Start and depth of each branch, counted in the tree.
         messages_before: Messages of the item before the tree.
     """
     starts = np.array([start for start, _ in places], dtype=np.int64)
     depths = np.array([depth for _, depth in places], dtype=np.int64)
     tree = Branches(offsets=np.array([0, len(places)]), starts=starts, depths=depths)
-    ends = tree.positions_and_ends(np.array([len(document.ids)]))[1]
+    ends = tree.positions_and_ends(np.array([document.tokens]))[1]
+    messages = document.messages
     message_starts = np.array([message.start - document.start for message in messages], dtype=np.int64)
 
     for index, (start, depth) in enumerate(places):
@@ -105,7 +113,7 @@ def _describe_tree(
         )
 
 
-def _has_reasoning(item: Item, message: ShownMessage, first: int) -> bool:
+def _has_reasoning(item: Item, message: MessageSpan, first: int) -> bool:
     """Say whether a message has reasoning from a token of the item on."""
     if item.kinds is None:
         return False

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from chatmill.images.files import picture_folder
 
 
 def find_named(name: str, home: Path | None) -> list[str]:
@@ -40,6 +43,26 @@ def folder_of_build(names: Iterable[str], home: Path) -> Path | None:
         if all(glob.glob(str(folder / name)) for name in relative):
             return None if folder == Path() else folder
     return None
+
+
+def find_image_folder(recipe: Mapping[str, Any], home: Path) -> str | None:
+    """Find the folder that the paths of a dataset's images start from; None if no folder is known.
+
+    Args:
+        recipe: The recipe in the manifest.
+        home: Folder of the dataset.
+    """
+    patterns: list[str] = []
+    for source in recipe.get("sources", ()):
+        patterns += [source["path"]] if isinstance(source["path"], str) else source["path"]
+    named = recipe.get("images")
+    folder = picture_folder(named, patterns)
+    if folder is None:
+        return None
+
+    # A name such as `.` is in every folder: where the sources are is where the build was.
+    build = folder_of_build(patterns if named is None else [*patterns, named], home)
+    return find_first(folder, home) if build is None else str(build / folder)
 
 
 def _around(home: Path) -> Iterator[Path]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 
-import numpy as np
-
 from chatmill.errors import DataError, UnknownNameError
 from chatmill.images.column import StoredPicture
-from chatmill.images.files import picture_folder, picture_hash, read_picture
+from chatmill.images.files import picture_hash, read_picture
 from chatmill.images.headers import FORMATS, picture_size
 from chatmill.look.items import Item
 from chatmill.look.viewer.opened import OpenedSplit
-from chatmill.store.named_paths import find_first
+from chatmill.store.named_paths import find_image_folder
 
 SIDE = 320
 """Pixels of the longer side, at most."""
@@ -40,17 +38,10 @@ def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
 
 
 def _bytes(opened: OpenedSplit, item: Item, picture: StoredPicture) -> bytes:
-    stored = opened.split.episodes
-    if picture.data is not None and stored is not None:
-        place = int(np.searchsorted(item.starts, picture.start, side="right")) - 1
-        document = item.number if item.documents is None else int(item.documents[place])
-        return stored.image_bytes(document)[picture.data[0] : sum(picture.data)]
-    recipe = opened.look.about.get("recipe") or {}
-    paths = [source["path"] for source in recipe.get("sources", ())]
-    patterns = [path for entry in paths for path in ([entry] if isinstance(entry, str) else entry)]
-    folder = picture_folder(recipe.get("images"), patterns)
-    if folder is not None:
-        folder = find_first(folder, opened.look.path)
+    stored = opened.split.picture_bytes(item, picture)
+    if stored is not None:
+        return stored
+    folder = find_image_folder(opened.look.about.get("recipe") or {}, opened.look.path)
     data = read_picture(picture.place, folder)
     if picture_hash(data) != picture.hash:
         raise DataError(f"the picture {picture.place} has changed since the dataset was built")
