@@ -176,7 +176,7 @@ def main() -> None:
             shoot(page, f"{url}splits/train/{BLOCK}", out / "view-block.png", wait="#documents")
         with viewer(sets["trees"]) as url:
             address, target = f"{url}splits/train#left-out", out / "view-left-out.png"
-            shoot(page, address, target, wait="#left-out", height=760)
+            shoot(page, address, target, wait="text=show them", height=760)
             address, target = f"{url}splits/train/{last_of(sets['trees'], TREE)}", out / "view-tree.png"
             shoot(page, address, target, wait=".branch", height=1000)
         shoot_terminal(page, f"chatmill inspect conversations --episode {number}", out / "inspect.png")

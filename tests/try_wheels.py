@@ -1,8 +1,8 @@
 """Tries wheels in fresh environments: `python -m tests.try_wheels FOLDER`, as `make wheels` does.
 
-The wheel that this machine can use is installed with every Python of `PYTHONS`, by uv, where no compiler can be found and
-nothing is built: it starts, builds the bundled conversations, verifies the result, and never needs torch. The source
-distribution is compiled. All must give the same files.
+The wheel that this machine can use is installed with every Python of `PYTHONS`, by uv, where no compiler can be found
+and nothing is built: it starts, builds the bundled conversations, verifies the result, and never needs torch. The
+source distribution is compiled. All must give the same files.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import pytest
 from chatmill.core.kinds import Part, parts_of
 from chatmill.core.ledger import FATES
 from chatmill.look.item_view import view_item
+from chatmill.look.viewer.opened import OpenedSplit
+from chatmill.look.viewer.overview import overview_values
 from tests.view.sets import Running
 
 Page = Any
@@ -61,6 +63,17 @@ def test_one_card_has_what_was_left_out_with_links(page: Page, trees: Running) -
     card.get_by_role("link", name="show them").click()
     page.wait_for_selector("#list")
     assert page.locator("#list .id").all_inner_texts() == ["silent"]
+
+
+def test_the_card_is_there_while_labels_are_counted(trees: Running) -> None:
+    opened = OpenedSplit(trees.viewer.first.look, trees.viewer.first.split)
+    assert not opened.done
+    words = {row.words for row in overview_values(opened)["noted"]}
+    assert "records that train nothing" in words
+    opened.wait()
+    words = {row.words for row in overview_values(opened)["noted"]}
+    assert "records that train nothing" not in words
+    assert "episode of train that trains nothing" in words
 
 
 def test_branches_say_which_message_they_go_back_to(page: Page, trees: Running) -> None:

@@ -93,8 +93,8 @@ def _list_noted(look: LookDataset, all_stats: Sequence[SplitStats], opened: Open
         records = _quarantined(look)
         left_out = look.ledger.reasons(*LEFT_OUT)
         for loss in losses(look.ledger, fields=False):
-            # Splits that were counted say it of what is stored, and link it.
-            if loss.code == NOTHING_TRAINED and noted:
+            # Splits say it of what is stored, and link it, once all are counted.
+            if loss.code == NOTHING_TRAINED and len(all_stats) == len(look.splits):
                 continue
             is_reason = loss.code in left_out and loss.words.endswith(loss.code)
             # What overflow cuts is as long as rows may be.
