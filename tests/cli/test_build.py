@@ -143,6 +143,19 @@ def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) ->
     assert files_of(tmp_path / "new") == files_of(tmp_path / "old")
 
 
+def test_reasoning_of_answers_that_are_context_is_counted_apart_from_lost_reasoning(call: Call, tmp_path: Path) -> None:
+    messages = [*talk("2+2?", "4"), *talk("3+3?", "6")]
+    messages[1] |= {"reasoning_content": "Add.", "train": False}
+    messages[3]["reasoning_content"] = "Add again."
+    write_jsonl(tmp_path / "a.jsonl", [{"messages": messages}] * 2)
+    build = ["-t", "bytes", "-T", "qwen3", "--set", "add_control_tokens=true", "-w", "0"]
+    done = call("build", "a.jsonl", "-o", "out", *build)
+    assert done.status == 0, done.error
+    assert "characters of the reasoning of untrained answers that are in no document: 8" in done.out
+    assert "characters of reasoning that" not in done.out
+    assert call("verify", "out", "--deep").status == 0
+
+
 def test_what_is_left_out_lost_or_empty_is_counted_by_kind_and_source(call: Call, tmp_path: Path) -> None:
     reasoned = talk("2+2?", "4")
     reasoned[1]["reasoning_content"] = "Add."

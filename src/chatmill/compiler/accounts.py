@@ -86,10 +86,10 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
 
 
 def reasoning_of(batch: Conversations) -> Ints:
-    """Count the characters of reasoning of each conversation."""
+    """Count the characters of reasoning of each conversation, without answers that are context."""
     reasoning = batch.messages.reasoning
     counts = np.zeros(len(batch), dtype=np.int64)
-    places = np.flatnonzero(reasoning.lengths > 0)
+    places = np.flatnonzero((reasoning.lengths > 0) & (batch.messages.weights != 0))
     np.add.at(counts, batch.owners(places), reasoning.take(places).characters())
     return counts
 

@@ -30,8 +30,10 @@ LEFT_OUT = ("quarantined", "skipped")
 LOST_REASONING, LOST_CONTENT, TRIMMED = "lost_reasoning", "lost_content", "trimmed_white_space"
 LOST_CALLS, LOST_TOOLS = "lost_calls", "lost_tools"
 """Notes: characters of messages that no document shows, by what they are."""
+HIDDEN_REASONING = "hidden_reasoning"
+"""A note: characters of the reasoning of untrained answers that no document shows, as no prompt does."""
 REASONING = "reasoning_characters"
-"""A note: characters of reasoning that were rendered, those that are lost included."""
+"""A note: characters of the reasoning of all other answers, those that are lost included."""
 REPAIRED = "repaired_"
 """Notes of records that a repair changed begin with this; its name follows."""
 

@@ -14,6 +14,7 @@ from chatmill.core.ledger import (
     CALLS_FAILED,
     EMPTY_ANSWERS,
     FATE_NAMES,
+    HIDDEN_REASONING,
     LEFT_OUT,
     LOGPROBS_LEFT,
     LOST_CALLS,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LOST = {
     LOST_REASONING: "characters of reasoning",
+    HIDDEN_REASONING: "characters of the reasoning of untrained answers",
     LOST_CONTENT: "characters of contents",
     LOST_CALLS: "characters of calls",
     LOST_TOOLS: "characters of tool definitions",

@@ -24,6 +24,7 @@ from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_name, ro
 from chatmill.core.ledger import (
     AS_SAMPLED,
     EMPTY_ANSWERS,
+    HIDDEN_REASONING,
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
@@ -142,7 +143,7 @@ class Reference:
         """Return the tokens and documents of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
         record, messages = DerivedRecord(), conversation.messages
-        record.notes[REASONING] += sum(len(message.reasoning or "") for message in messages)
+        record.notes[REASONING] += sum(len(one.reasoning or "") for one in messages if one.weight != 0)
         if any(message.logprobs is not None for message in messages) and not self.recipe.logprobs:
             record.notes[LOGPROBS_LEFT] += 1
         if self._samples.is_calls(conversation):
@@ -305,7 +306,8 @@ def _lost(conversation: Conversation, documents: Sequence[Sequence[Ids | TextPar
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
     losses: Counter[str] = Counter()
     for k, message in enumerate(conversation.messages):
-        texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
+        reasoning_note = HIDDEN_REASONING if message.weight == 0 else LOST_REASONING
+        texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", reasoning_note))
         for name, text, note in texts:
             missing = max(0, len(text) - best.get((k, name), 0))
             around = min(missing, len(text) - len(text.strip()))

@@ -1,4 +1,4 @@
-"""How many characters of contents and reasoning no document of their conversation shows."""
+"""Count the characters of contents and reasoning that no document of their conversation shows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ Ints = NDArray[np.int64]
 
 
 def count_lost(layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: Conversations) -> tuple[Ints, Ints]:
-    """Count them for every conversation of a batch; `runs` are the first items of the documents, `kept` their records.
+    """Count hidden characters for every conversation of a batch.
 
-    All of them, and those that are more than white space around a text, of contents and of reasoning.
+    Args:
+        layout: The items of all documents.
+        runs: First item of each document.
+        kept: Index of the conversation of each document.
+        table: The table of items.
+        batch: The conversations.
+
+    Returns:
+        All hidden characters. And those that are more than white space around a text, in three columns: of contents,
+        of the reasoning of answers that may be trained, and of the reasoning of answers that are context.
     """
-    stripped, lost = np.zeros(len(batch), dtype=np.int64), np.zeros((len(batch), 2), dtype=np.int64)
+    stripped = np.zeros(len(batch), dtype=np.int64)
+    lost = np.zeros((len(batch), 3), dtype=np.int64)
     is_kept = np.zeros(len(batch), dtype=np.bool_)
     is_kept[kept] = True
     wanted = np.repeat(is_kept, np.diff(batch.offsets))
@@ -43,7 +53,11 @@ def count_lost(layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: 
         around = hidden_texts.characters() - hidden_texts.trimmed(None).characters()
         conversations = np.searchsorted(batch.offsets, missing, side="right") - 1
         np.add.at(stripped, conversations, np.maximum(hidden, 0))
-        np.add.at(lost[:, column], conversations, np.maximum(hidden - around, 0))
+        hidden = np.maximum(hidden - around, 0)
+        is_context = batch.messages.weights[missing] == 0
+        is_apart = is_context & (origin == Origin.REASONING)
+        np.add.at(lost[:, column], conversations[~is_apart], hidden[~is_apart])
+        np.add.at(lost[:, -1], conversations[is_apart], hidden[is_apart])
     return stripped, lost
 
 

@@ -59,7 +59,7 @@ class Rendered:
     stripped: Ints
     """Characters of contents and reasoning that no document of the conversation shows; 0 but for its first document."""
     lost: Ints
-    """Those of them that are more than white space around a text: of contents, and of reasoning, as two columns."""
+    """The stripped characters that are more than white space around a text, by the columns of `count_lost`."""
     failed: tuple[tuple[int, RecordError], ...]
     """Input index and error of each conversation that the template refused; empty unless failures are collected."""
     turns: Ints
@@ -83,7 +83,7 @@ class Rendered:
     def of(cls, rows: SharedRows, kept: Ints, **counts: Ints) -> Rendered:
         """Return a rendering; what is not counted is 0."""
         columns: dict[str, Any] = dict.fromkeys(PER_DOCUMENT, np.zeros(len(kept), dtype=np.int64))
-        columns |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
+        columns |= {"lost": np.zeros((len(kept), 3), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
         return cls(rows=rows, failed=(), **{**columns, **counts, "kept": kept})
 
     @property
