@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.trainers.rows import SplitRows
-from chatmill.trainers.source import dataset_of
+from chatmill.trainers.source import dataset_of, split_of
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.files.stores_for_tests import put_folder, s3_server
 from tests.trainers.sets import trees, weighted_items, weighted_set
 
 
@@ -66,6 +67,27 @@ def test_trees_have_positions_and_ends(tmp_path: Path) -> None:
             assert row[name].tolist() == wanted[name], name
     with pytest.raises(ConfigError, match="holds trees, and a trainer has no mask that keeps branches apart"):
         rows_of(folder, has_trees=False)
+
+
+def test_rows_of_a_url_are_those_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trees(tmp_path)
+    monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "cache"))
+    with s3_server() as bucket:
+        put_folder(folder, f"{bucket}/runs/set")
+        here, there = rows_of(folder, max_length=700), rows_of(f"{bucket}/runs/set", max_length=700)
+        assert len(there) == len(here) > 1
+        # Workers of a loader are given the rows, and read them from the cache.
+        for wanted, row in zip(here, pickle.loads(pickle.dumps(there)), strict=True):
+            assert set(row) == set(wanted)
+            for name, values in wanted.items():
+                assert row[name].tolist() == values.tolist(), name
+
+        # Trainers that name a dataset and its split by one text.
+        assert split_of(f"{bucket}/runs/set/val") == (f"{bucket}/runs/set", "val")
+        assert split_of(f"{bucket}/runs/set/") == (f"{bucket}/runs/set/", "train")
+        # A recipe is built where it is: one at a URL is copied first.
+        with pytest.raises(ChatmillError, match=r"mine\.yaml"):
+            rows_of(f"{bucket}/runs/mine.yaml")
 
 
 def test_what_a_trainer_cannot_take_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""NeMo Automodel: the function that makes its dataset, and the class that makes batches of it."""
+"""NeMo Automodel: the function that makes its dataset, the class that makes batches, and datums for own loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.trainers.rows import Row, SplitRows
+from chatmill.trainers.rows import WEIGHTS, Row, SplitRows
 
 ATTENTIONS = ("sdpa", "eager")
 
@@ -25,6 +25,36 @@ def rows(dataset: str, split: str = "train", max_length: int | None = None) -> S
         max_length: Tokens of a packed row, where the build did not pack.
     """
     return SplitRows(dataset, split, trainer="NeMo Automodel", max_length=max_length, has_weights=False)
+
+
+class Datums:
+    """The documents of a split as `Datum`s, one each, for `collate_datums` in a loop of your own.
+
+    Targets and weights are shifted, as Automodel wants them, and weights are as they are stored. Its recipes read no
+    datums.
+    """
+
+    def __init__(self, dataset: str, split: str = "train") -> None:
+        """Open a split of a folder, a URL, or a recipe, which is built first."""
+        try:
+            from nemo_automodel.components.datasets.datum import Datum
+        except ImportError as error:
+            raise ConfigError(f"datums need a NeMo Automodel that has them (0.7.0 does): {error}") from error
+        self._datum = Datum
+        self.rows = SplitRows(dataset, split, trainer="NeMo Automodel", packed=False, has_trees=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Any:
+        row = self.rows[number]
+        ids = row["input_ids"]
+        weights = row[WEIGHTS] if WEIGHTS in row else (row["labels"] >= 0).astype(np.float32)
+        # The last token predicts nothing: it has a target, as a datum must, that weighs nothing.
+        targets = np.append(ids[1:], 0)
+        shifted = np.append(weights[1:], np.float32(0))
+        inputs = {"target_tokens": torch.from_numpy(targets), "weights": torch.from_numpy(shifted)}
+        return self._datum(input_ids=torch.from_numpy(ids), loss_fn_inputs=inputs)
 
 
 class RowBatches:
