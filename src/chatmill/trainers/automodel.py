@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class Datums:
         shifted = np.append(weights[1:], np.float32(0))
         inputs = {"target_tokens": torch.from_numpy(targets), "weights": torch.from_numpy(shifted)}
         return self._datum(input_ids=torch.from_numpy(ids), loss_fn_inputs=inputs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
 
 
 class RowBatches:
