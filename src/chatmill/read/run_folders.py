@@ -154,14 +154,14 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def packed_copies(names: list[str]) -> set[str]:
-    """Find packed rollouts of Codex that are there unpacked, too."""
+    """Find packed rollouts that are also there unpacked."""
     known = set(names)
     packed = [name for name in names if name.endswith(".zst") and ROLLOUT_NAME.fullmatch(name)]
     return {name for name in packed if name.removesuffix(".zst") in known}
 
 
 def _is_run_file(name: str) -> bool:
-    """Check whether only an agent gives a file such a name."""
+    """Check for a file name that only agents give."""
     if name.endswith(TRAJECTORY_ENDINGS):
         return True
     return any(pattern.fullmatch(name) for pattern in (ROLLOUT_NAME, SESSION_NAME, EARLY_SUBAGENT_NAME))

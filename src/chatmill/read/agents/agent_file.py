@@ -1,4 +1,4 @@
-"""One file of an agent: its lines, or its one JSON value, decoded."""
+"""Read a file of an agent as decoded JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AgentLine(NamedTuple):
 
 
 class AgentFile:
-    """A file that an agent left, opened anew each time it is read."""
+    """A file of an agent, opened anew for each reading."""
 
     def __init__(self, path: Place) -> None:
         self.path = path
@@ -56,7 +56,10 @@ class AgentFile:
 
 
 def decode_numbered(line: bytes, number: int) -> AgentLine:
-    """Decode one line; an error says which it is."""
+    """Decode one line.
+
+    An error names the line.
+    """
     try:
         return AgentLine(number, decoded(line))
     except RecordError as error:
@@ -65,7 +68,7 @@ def decode_numbered(line: bytes, number: int) -> AgentLine:
 
 
 def _is_one_value(head: bytes) -> bool:
-    """Return whether a file is one value that goes over several lines, or a list."""
+    """Check for one JSON value over several lines, or a list."""
     if head.startswith(b"["):
         return True
     line = head.partition(b"\n")[0].strip()

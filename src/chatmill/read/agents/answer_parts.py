@@ -1,4 +1,4 @@
-"""Parts of one sampled answer, put together as a message in OpenAI's form."""
+"""Build a message in OpenAI's form from parts of an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REASONING, TEXT, CALL = range(3)
 
 @dataclass(slots=True)
 class AnswerParts:
-    """Reasoning, texts and tool calls of an answer, in the order in which the model wrote them."""
+    """Reasoning, texts and tool calls of an answer, in order."""
 
     lacks: Lacking
     reasoning: list[str] = field(default_factory=list)
@@ -28,14 +28,22 @@ class AnswerParts:
         return bool(self.reasoning or self.texts or self.calls)
 
     def add_reasoning(self, text: str) -> None:
-        """Add a piece of reasoning; an empty one is counted as missing."""
+        """Add a piece of reasoning.
+
+        An empty piece is counted as missing.
+        """
         self.lacks.see("thinking text", is_missing=not text)
         if text:
             self._advance(REASONING)
             self.reasoning.append(text)
 
     def add_text(self, text: str, *, is_own_message: bool = False) -> None:
-        """Add a text; `is_own_message`: it was a message of its own, not a part of one."""
+        """Add a text.
+
+        Args:
+            text: The text.
+            is_own_message: Whether it was a whole message, not a part.
+        """
         if not text:
             return
         self._advance(TEXT)
@@ -44,7 +52,10 @@ class AnswerParts:
         self.texts.append(text)
 
     def add_call(self, call_id: Any, name: Any, arguments: Any) -> None:
-        """Add a tool call; arguments that are an object have lost the text that the model wrote."""
+        """Add a tool call.
+
+        Arguments given as an object have lost the text of the model.
+        """
         self._advance(CALL)
         is_text = isinstance(arguments, str)
         self.lacks.see("text of arguments", is_missing=not is_text)
@@ -52,7 +63,10 @@ class AnswerParts:
         self.calls.append({"id": call_id, "type": "function", "function": function})
 
     def add_custom_call(self, call_id: Any, name: Any, text: Any) -> None:
-        """Add a call whose input is free text, which has no place in a function call."""
+        """Add a call with free text as its input.
+
+        A function call has no place for such a text.
+        """
         self.add_call(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
         self.lacks.add("form of custom calls")
         self.doubt = self.doubt or "a custom tool call, whose input is no JSON"

@@ -1,4 +1,4 @@
-"""Content blocks of the Anthropic Messages API as messages in OpenAI's form."""
+"""Convert content blocks of Anthropic's API to OpenAI's form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_answer_blocks(parts: AnswerParts, blocks: object) -> None:
 
 
 def user_messages(content: object, lacks: Lacking) -> list[PlainMessage]:
-    """Return what one user message becomes: results of tools, and what else it says."""
+    """Split a user message into results of tools and texts."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     messages: list[PlainMessage] = []
@@ -57,7 +57,7 @@ def user_messages(content: object, lacks: Lacking) -> list[PlainMessage]:
 
 
 def tool_result(block: Mapping[str, Any], lacks: Lacking) -> PlainMessage:
-    """Return a block with the result of a tool as a message."""
+    """Convert the block of a tool result to a message."""
     message: PlainMessage = {
         "role": "tool",
         "tool_call_id": block.get("tool_use_id"),
@@ -69,7 +69,10 @@ def tool_result(block: Mapping[str, Any], lacks: Lacking) -> PlainMessage:
 
 
 def result_content(content: object, lacks: Lacking) -> Any:
-    """Return the content of a result: a text, or parts where it has pictures."""
+    """Convert the content of a result.
+
+    Returns a text, or parts for a content with pictures.
+    """
     if content is None:
         return ""
     if not isinstance(content, list):
@@ -85,12 +88,12 @@ def result_content(content: object, lacks: Lacking) -> Any:
 
 
 def plain_part(block: Mapping[str, Any]) -> Any:
-    """Return a part without what is about caching and citations."""
+    """Remove the fields for caching and citations from a part."""
     return {key: value for key, value in block.items() if key in ("type", "text", "source", "image_url")}
 
 
 def join_texts(parts: Sequence[Any]) -> Any:
-    """Return parts that are all texts as one text."""
+    """Join parts into one text if all are texts."""
     if all(part.get("type") == "text" for part in parts):
         return "".join(str(part.get("text") or "") for part in parts)
     return list(parts)

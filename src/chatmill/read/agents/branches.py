@@ -1,4 +1,7 @@
-"""Histories of one run, and the records made of them: each sampled answer is trained once."""
+"""Make records of the histories of a run.
+
+Each sampled answer is trained once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PlainMessage = dict[str, Any]
 
 
 class UnknownPrompt(StrEnum):
-    """What happens to an answer whose prompt the file does not hold exactly."""
+    """Treatment of answers without an exact prompt in the file."""
 
     REFUSE = "refuse"
     CONTEXT = "context"
@@ -45,7 +48,7 @@ class AgentOptions:
     unknown_prompt: UnknownPrompt = UnknownPrompt.REFUSE
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that decides the records of a file, as plain values."""
+        """The options as plain values."""
         return {
             "format": self.format,
             "tools": list(self.tools),
@@ -56,7 +59,7 @@ class AgentOptions:
 
 @dataclass(slots=True)
 class AgentTurn:
-    """One message of a history, and what is known of how it came about."""
+    """One message of a history, with its origin."""
 
     message: PlainMessage
     """In OpenAI's form."""
@@ -70,7 +73,7 @@ class AgentTurn:
 
 @dataclass(slots=True)
 class AgentBranch:
-    """A history that a model was given, with its answers."""
+    """One history of a model, with its answers."""
 
     turns: list[AgentTurn]
     name: str = ""
@@ -89,24 +92,33 @@ class AgentBranch:
 
 @dataclass(slots=True)
 class Lacking:
-    """Counts of what a run does not hold, by name: how many, and of how many."""
+    """Counts of missing things in a run, by name."""
 
     counts: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, count: int = 1, total: int | None = None) -> None:
-        """Count things that are missing, of `total` things (default: of as many)."""
+        """Count missing things.
+
+        Args:
+            name: Name of the things.
+            count: Number of missing ones.
+            total: Number of all. Default: as many.
+        """
         self.counts[name] += count
         self.totals[name] += count if total is None else total
 
     def see(self, name: str, *, is_missing: bool) -> None:
-        """Count one thing, which is missing or not."""
+        """Count one thing as missing or present."""
         self.add(name, int(is_missing), 1)
 
 
 @dataclass(slots=True)
 class AgentRun:
-    """All histories of one run; an answer is trained in the first that holds it."""
+    """All histories of one run.
+
+    An answer is trained in its first history.
+    """
 
     id: str
     branches: list[AgentBranch]
@@ -142,7 +154,7 @@ def run_records(run: AgentRun, name: str, options: AgentOptions) -> Iterator[dic
 
 
 def refusal(record: Mapping[str, Any]) -> RecordError | None:
-    """Return the error that a record stands for."""
+    """Return the error in a record of a refusal."""
     reason = record.get(REFUSED)
     if AGENT_FORMAT not in record or not isinstance(reason, Mapping):
         return None
@@ -155,7 +167,10 @@ def _error_record(error: RecordError, name: str) -> dict[str, Any]:
 
 
 def _complete(branch: AgentBranch, options: AgentOptions, lacks: Lacking) -> None:
-    """Put in what the recipe gives, and count what is still missing."""
+    """Add tools and system prompt from the recipe.
+
+    What is still missing is counted.
+    """
     if not branch.has_system and options.system:
         branch.turns.insert(0, AgentTurn({"role": "system", "content": options.system}))
     lacks.see("system prompt", is_missing=not branch.has_system and not options.system)
@@ -167,7 +182,10 @@ def _complete(branch: AgentBranch, options: AgentOptions, lacks: Lacking) -> Non
 def _branch_records(
     run: AgentRun, index: int, trained: set[Hashable], name: str, options: AgentOptions
 ) -> list[dict[str, Any]]:
-    """Make the records of a branch: one for each model whose answers it is the first to hold."""
+    """Make the records of a branch, one for each model.
+
+    Only answers that no earlier branch has are trained.
+    """
     branch = run.branches[index]
     new: dict[str, list[int]] = {}
     unknown: dict[str, list[int]] = {}
@@ -201,7 +219,10 @@ def _branch_records(
 
 
 def _messages(turns: Sequence[AgentTurn], positions: Sequence[int]) -> list[PlainMessage]:
-    """Return the messages up to the last answer that is trained; other answers are context."""
+    """List the messages up to the last trained answer.
+
+    Other answers are context.
+    """
     chosen = set(positions)
     messages: list[PlainMessage] = []
     for position, turn in enumerate(turns[: positions[-1] + 1]):

@@ -1,4 +1,7 @@
-"""Session files of Claude Code: a tree of lines, one line per content block of an answer."""
+"""Read session files of Claude Code.
+
+A session is a tree of lines, with one line for each content block of an answer.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Entry = Mapping[str, Any]
 
 
 def is_claude_code(record: Mapping[str, Any]) -> bool:
-    """Return whether a line is one of a session file."""
+    """Check for a line of a session file."""
     kind = record.get("type")
     if kind in TREE_TYPES:
         return "uuid" in record and "sessionId" in record
@@ -51,7 +54,7 @@ def read_claude_code(file: AgentFile) -> Iterator[AgentRun]:
 
 @dataclass(slots=True)
 class _Step:
-    """An answer with the results of its calls, or one other line."""
+    """An answer with the results of its calls, or another line."""
 
     entries: list[Entry]
     parent: int = -1
@@ -134,7 +137,7 @@ class _Session:
         return self._steps[index].entries[0].get("type") == "assistant"
 
     def _make_steps(self) -> None:
-        """Put the lines of an answer together, and the results of its calls behind it."""
+        """Group the lines of answers with the results of their calls."""
         answers: dict[Any, int] = {}
         owners: dict[Any, int] = {}
         for uuid, entry in self._entries.items():
@@ -170,7 +173,10 @@ class _Session:
         self._move_preserved()
 
     def _take_results(self, uuid: str, entry: Entry, owners: Mapping[Any, int]) -> bool:
-        """Give the results in a line to the answer that called; return whether the line holds nothing else."""
+        """Give the results in a line to their answer.
+
+        Returns False for a line with anything else in it.
+        """
         results = _blocks(entry, "tool_result")
         message = entry.get("message")
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -211,7 +217,7 @@ class _Session:
         return self._unnamed[uuid]
 
     def _link(self, step: _Step) -> None:
-        """Find the step before a step, and what makes prompts from here on uncertain."""
+        """Find the parent of a step, and reasons for unknown prompts."""
         entry = step.entries[0]
         parent = entry.get("parentUuid")
         own = self._step_of[str(entry["uuid"])]
@@ -230,7 +236,7 @@ class _Session:
             step.unknown = "old results were cleared (microcompact_boundary)"
 
     def _move_preserved(self) -> None:
-        """Put messages that a compaction preserved behind its summary, as the prompt has them."""
+        """Move messages that a compaction preserved behind its summary."""
         for step in list(self._steps):
             entry = step.entries[0]
             metadata = entry.get("compactMetadata")
@@ -249,7 +255,10 @@ class _Session:
             self._copy_behind(self._step_of[anchor], uuids, step)
 
     def _copy_behind(self, anchor: int, uuids: list[Any], boundary: _Step) -> None:
-        """Copy steps behind an anchor, and what followed the anchor behind the copies."""
+        """Copy steps behind an anchor.
+
+        The earlier followers of the anchor come after the copies.
+        """
         steps: list[int] = []
         for uuid in uuids:
             index = self._step_of.get(uuid) if isinstance(uuid, str) else None
@@ -281,7 +290,7 @@ class _Session:
         return path[::-1]
 
     def _branch(self, path: list[int]) -> AgentBranch:
-        """Return the history that a path through the tree is."""
+        """Build the history of a path through the tree."""
         turns: list[AgentTurn] = []
         unknown = "results were replaced (content-replacement)" if self._has_replaced_results else ""
         agent = ""
@@ -337,7 +346,7 @@ class _Session:
         return turns
 
     def _others(self, entry: Entry) -> list[dict[str, Any]]:
-        """Return what a line that is no answer says in the prompt."""
+        """Return the prompt's messages for a line without an answer."""
         kind = entry.get("type")
         if kind == "user":
             message = entry.get("message")
@@ -351,7 +360,10 @@ class _Session:
         return []
 
     def _attachment(self, attachment: object) -> list[dict[str, Any]]:
-        """Return what a person typed while the model worked; other reminders are in words that the file lacks."""
+        """Return the text of a person typed while the model worked.
+
+        The file lacks the words of all other reminders.
+        """
         what = attachment if isinstance(attachment, Mapping) else {}
         self._lacks.add(f"words of {what.get('type')} reminders")
         if what.get("type") == "queued_command" and isinstance(what.get("prompt"), str):
@@ -359,7 +371,7 @@ class _Session:
         return []
 
     def _is_copy(self, entry: Entry) -> bool:
-        """Return whether a line was copied from the file of another session, by a fork."""
+        """Check for a line that a fork copied from another session."""
         if entry.get("forkedFrom"):
             return True
         return copied_before(entry, self._start, COPY_SECONDS)
@@ -373,12 +385,12 @@ def _message_id(entry: Entry) -> Any:
 
 
 def _writer(entry: Entry) -> tuple[bool, str]:
-    """Return who wrote a line: the main agent or one of its subagents."""
+    """Identify the agent of a line."""
     return bool(entry.get("isSidechain")), str(entry.get("agentId") or "")
 
 
 def _is_from_model(entry: Entry) -> bool:
-    """Check whether a model wrote an answer, and not the program."""
+    """Check for an answer of a model, not of the program."""
     message = entry.get("message")
     model = message.get("model") if isinstance(message, Mapping) else None
     return model != SYNTHETIC and not entry.get("isApiErrorMessage")
@@ -405,7 +417,7 @@ def _blocks(entry: Entry, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _text(entry: Entry) -> str:
-    """Return the text that a line of a user begins with."""
+    """Return the first text of a line."""
     message = entry.get("message")
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, list) and content and isinstance(content[0], Mapping):

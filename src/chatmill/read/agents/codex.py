@@ -1,4 +1,7 @@
-"""Rollout files of Codex: items in order, with compactions and rollbacks between them."""
+"""Read rollout files of Codex.
+
+Items are in order, with compactions and rollbacks between them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ COPY_SECONDS = 0.5
 
 
 def is_codex(record: Mapping[str, Any]) -> bool:
-    """Return whether a line is one of a rollout file."""
+    """Check for a line of a rollout file."""
     if record.get("type") in LINE_TYPES and isinstance(record.get("payload"), Mapping):
         return True
     return {"id", "timestamp", "instructions"} <= record.keys()
@@ -77,7 +80,7 @@ class _Rollout:
         self._add_payload(str(kind), payload, record)
 
     def run(self) -> AgentRun:
-        """Return the run, one branch for each history that was given up, and the last one."""
+        """Return the run, with one branch for each history."""
         self._flush()
         self._end_branch()
         return self._run
@@ -100,7 +103,10 @@ class _Rollout:
             self._lacks.add(f"meaning of lines of type {kind[:40]}")
 
     def _begin(self, meta: Mapping[str, Any]) -> None:
-        """Take the session that the file begins with; later ones were copied from the source of a fork."""
+        """Take the first session of the file.
+
+        Later ones were copied from the source of a fork.
+        """
         if self._meta is not None:
             return
         self._meta = meta
@@ -147,7 +153,7 @@ class _Rollout:
                 self._roll_back(event.get("num_turns"))
 
     def _flush(self, *, is_cut: bool = False) -> None:
-        """End the answer whose items came last."""
+        """End the current answer."""
         if not self._parts:
             return
         message = self._parts.message()
@@ -172,7 +178,7 @@ class _Rollout:
         self._run.branches.append(branch)
 
     def _compact(self, payload: Mapping[str, Any]) -> None:
-        """Begin the history that a compaction put in the place of the one before."""
+        """Begin the history after a compaction."""
         self._flush()
         self._end_branch()
         system = [turn for turn in self._history[:1] if turn.message.get("role") == "system"]
@@ -212,13 +218,13 @@ class _Rollout:
             self._history = self._history[: starts[-count]]
 
     def _is_copy(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a line was copied into the file of a fork."""
+        """Check for a line copied by a fork."""
         is_fork = self._meta is not None and bool(self._meta.get("forked_from_id"))
         return is_fork and copied_before(record, self._start, -COPY_SECONDS)
 
 
 def _is_real_user(turn: AgentTurn) -> bool:
-    """Return whether a person wrote a message."""
+    """Check for a message of a person, not of the program."""
     content = turn.message.get("content")
     if turn.message.get("role") != "user":
         return False

@@ -1,4 +1,7 @@
-"""Requests and responses of chat completions, the Responses API and Anthropic Messages, as turns."""
+"""Convert requests and responses of three APIs to turns.
+
+The APIs are chat completions, Responses and Anthropic Messages.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class LoggedAnswer:
 
 
 def read_request(request: Mapping[str, Any], lacks: Lacking) -> tuple[list[AgentTurn], list[Any], str]:
-    """Return the messages of a request, its tools, and why these are not its whole prompt."""
+    """Read the messages and tools of a request.
+
+    The third value is the reason why these are not the whole prompt, or "".
+    """
     if "input" in request:
         return _responses_request(request, lacks)
     messages = request.get("messages")
@@ -56,7 +62,7 @@ def read_request(request: Mapping[str, Any], lacks: Lacking) -> tuple[list[Agent
 
 
 def read_answers(response: Mapping[str, Any], lacks: Lacking) -> list[LoggedAnswer]:
-    """Return the answers of a response; none where it has none."""
+    """Read the answers of a response."""
     if isinstance(response.get("choices"), list):
         return _chat_answers(response, lacks)
     if isinstance(response.get("output"), list):
@@ -67,7 +73,7 @@ def read_answers(response: Mapping[str, Any], lacks: Lacking) -> list[LoggedAnsw
 
 
 def chat_message(message: Any, lacks: Lacking) -> PlainMessage:
-    """Return one message of a chat request with the fields that a template reads."""
+    """Reduce a chat message to the fields of templates."""
     if not isinstance(message, Mapping):
         raise RecordError("a message must be an object", code="message_type", path="request.messages")
     plain = {name: message[name] for name in CHAT_FIELDS if message.get(name) is not None}
@@ -83,7 +89,7 @@ def chat_message(message: Any, lacks: Lacking) -> PlainMessage:
 
 
 def is_anthropic_request(request: Mapping[str, Any]) -> bool:
-    """Return whether a request with messages is one of Anthropic's API."""
+    """Check for a request of Anthropic's API."""
     if "system" in request or "anthropic_version" in request:
         return True
     tools = request.get("tools")
@@ -137,7 +143,10 @@ def _chat_answers(response: Mapping[str, Any], lacks: Lacking) -> list[LoggedAns
 
 
 def _tokens(response: Mapping[str, Any], choice: Mapping[str, Any], lacks: Lacking) -> dict[str, Any]:
-    """Return the ids and log-probabilities of an answer, as vLLM, SGLang and LiteLLM give them."""
+    """Read the ids and log-probabilities of an answer.
+
+    The names are those of vLLM, SGLang and LiteLLM.
+    """
     more = choice.get("provider_specific_fields")
     sources = [choice, more if isinstance(more, Mapping) else {}]
     ids = None
@@ -166,7 +175,7 @@ def _tokens(response: Mapping[str, Any], choice: Mapping[str, Any], lacks: Lacki
 
 
 def _marked_ids(entries: list[Any]) -> list[int] | None:
-    """Return ids that vLLM wrote as the texts of tokens (`token_id:123`)."""
+    """Read ids written as texts of tokens (`token_id:123`), by vLLM."""
     ids: list[int] = []
     for entry in entries:
         token = entry.get("token") if isinstance(entry, Mapping) else None
@@ -180,7 +189,10 @@ def _marked_ids(entries: list[Any]) -> list[int] | None:
 
 
 def _check_usage(response: Mapping[str, Any], ids: list[Any]) -> None:
-    """Refuse ids of which the server lost some, as older ones did in streams with calls."""
+    """Refuse incomplete ids.
+
+    Older servers lost some in streams with calls.
+    """
     usage = response.get("usage")
     counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     is_only = len(response["choices"]) == 1
@@ -260,7 +272,10 @@ def _responses_request(request: Mapping[str, Any], lacks: Lacking) -> tuple[list
 
 
 def item_turns(items: list[Any], lacks: Lacking) -> list[AgentTurn]:
-    """Return the turns of a list of items; neighbouring items of the model are one answer."""
+    """Group items into turns.
+
+    Neighbouring items of the model are one answer.
+    """
     turns: list[AgentTurn] = []
     parts = AnswerParts(Lacking())
     for item in items:

@@ -1,4 +1,4 @@
-"""What files of agents do not hold, said before anything is made of them."""
+"""Report missing parts of agents' files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from chatmill.read.places import Place
 
 
 def lacking_lines(path: Place, shape: str, agent: AgentOptions | None = None) -> Iterator[str]:
-    """Say what a file does not hold, with the share; nothing for files that no agent left.
+    """Describe the missing parts of a file, with shares.
+
+    There are no lines for files of other kinds.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""Files of OpenHands: completion logs, and lists of events of its first and second generation."""
+"""Read completion logs and events of OpenHands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def read_completion_log(file: AgentFile) -> Iterator[AgentRun]:
 
 
 def read_openhands_events(file: AgentFile) -> Iterator[AgentRun]:
-    """Yield a run per list of events: the file itself, or each result of a benchmark."""
+    """Yield one run per list of events.
+
+    The list is the file itself, or in each result of a benchmark.
+    """
     events: list[Mapping[str, Any]] = []
     errors: list[RecordError] = []
     for line in file.lines():
@@ -57,7 +60,10 @@ def read_openhands_events(file: AgentFile) -> Iterator[AgentRun]:
 
 
 def _flat(history: list[Any]) -> list[Mapping[str, Any]]:
-    """Return the events of a history; older files have pairs of an action and its observation."""
+    """Flatten the events of a history.
+
+    Older files have pairs of an action and its observation.
+    """
     events: list[Mapping[str, Any]] = []
     for entry in history:
         for event in entry if isinstance(entry, list) else [entry]:
@@ -102,7 +108,9 @@ def _event_run(name: str, events: list[Mapping[str, Any]], *, is_damaged: bool =
 
 
 def observation_text(event: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return an observation as the model sees it, and whether these are its words.
+    """Format an observation as the model sees it.
+
+    The second value tells whether the words are exact.
 
     As `ConversationMemory` of the last release of the first generation (0.62) writes them.
     """
@@ -121,7 +129,7 @@ def observation_text(event: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _command_text(content: str, metadata: object) -> str:
-    """Return the output of a command with what is known of it."""
+    """Format the output of a command with its metadata."""
     known = metadata if isinstance(metadata, Mapping) else {}
     text = f"{known.get('prefix') or ''}{content}{known.get('suffix') or ''}"
     if known.get("working_dir"):
@@ -135,7 +143,7 @@ def _command_text(content: str, metadata: object) -> str:
 
 
 class _Events:
-    """The events of one conversation of the first generation, in the order of the file."""
+    """The events of one conversation of the first generation."""
 
     def __init__(self, name: str, events: list[Mapping[str, Any]], *, is_damaged: bool = False) -> None:
         self._run = AgentRun(name, [])
@@ -188,14 +196,17 @@ class _Events:
             self._lacks.add("responses behind actions")
 
     def _add_user(self, content: Any) -> None:
-        """Add a message of the user; neighbouring ones are set apart by an empty line."""
+        """Add a message of the user.
+
+        An empty line separates it from a message of the user before it.
+        """
         is_second = bool(self._turns) and self._turns[-1].message.get("role") == "user"
         if is_second and isinstance(content, str):
             content = SEPARATOR + content
         self._turns.append(AgentTurn({"role": "user", "content": content}))
 
     def _add_observation(self, event: Mapping[str, Any], metadata: object) -> None:
-        """Add what an action gave, in the words in which the model saw it."""
+        """Add the result of an action, in the words for the model."""
         text, is_exact = observation_text(event)
         if not isinstance(metadata, Mapping):
             if event.get("observation") == "run":
@@ -211,7 +222,10 @@ class _Events:
         self._turns.append(AgentTurn(message))
 
     def _end_in_text(self, arguments: Mapping[str, Any]) -> None:
-        """End the history at a finish: later prompts hold its thought as a text, and no call."""
+        """End the history at a finish.
+
+        Later prompts hold its thought as a text, and no call.
+        """
         if not self._turns or self._turns[-1].key is None:
             return
         self._end_branch()
@@ -221,7 +235,10 @@ class _Events:
         self._turns[-1] = AgentTurn({"role": "assistant", "content": text})
 
     def _add_response(self, metadata: Mapping[str, Any]) -> None:
-        """Add the response behind an action; all actions of one response are one answer."""
+        """Add the response behind an action.
+
+        All actions of one response are one answer.
+        """
         response = metadata.get("model_response")
         choices = response.get("choices") if isinstance(response, Mapping) else None
         if not isinstance(response, Mapping) or not isinstance(choices, list) or not choices:

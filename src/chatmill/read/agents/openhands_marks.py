@@ -1,4 +1,4 @@
-"""What files of OpenHands are told by: completion logs, and events of its first and second generation."""
+"""Recognize files of OpenHands."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ LOG_MARKS = ("kwargs", "llm_path", "usage_summary", "fncall_messages")
 
 
 def is_completion_log(record: Mapping[str, Any]) -> bool:
-    """Return whether a file is the log of one model call."""
+    """Check for the log of one model call."""
     has_request = "messages" in record or "input" in record
     is_call = has_request and ("response" in record or "error" in record)
     return is_call and any(mark in record for mark in LOG_MARKS)
 
 
 def is_openhands_event(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is an event, or a result of a benchmark that holds events."""
+    """Check for an event, or a benchmark's result with events."""
     history = record.get("history")
     if isinstance(history, list) and "instance_id" in record:
         first = history[0] if history else None

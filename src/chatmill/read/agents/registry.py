@@ -1,4 +1,4 @@
-"""Formats of agents' files: the table, finding the format of a file, and reading one."""
+"""Find the formats of agents' files, and read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEAD_LINES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFormat:
-    """One kind of file that an agent leaves."""
+    """One kind of file from an agent."""
 
     name: str
     fits: Callable[[Mapping[str, Any]], bool]
@@ -56,7 +56,9 @@ AGENT_FORMATS: Mapping[str, AgentFormat] = {
 
 
 def format_of_head(head: bytes, read_more: Callable[[int], bytes]) -> str:
-    """Return the name of the format that a file begins like; empty if it is none of an agent's.
+    """Find the format of a file from its beginning.
+
+    Returns "" for files of other kinds.
 
     Args:
         head: First bytes of the file.
@@ -103,7 +105,9 @@ def _format_of_value(data: bytes) -> str:
 
 
 def agent_records(path: Place, name: str, options: AgentOptions | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of an agent's file: conversations in OpenAI's form, and refusals of what is none.
+    """Yield the records of an agent's file.
+
+    They are conversations in OpenAI's form, and refusals.
 
     Args:
         path: The file.
@@ -121,6 +125,6 @@ def agent_records(path: Place, name: str, options: AgentOptions | None = None) -
 
 
 def options_key(options: AgentOptions, stem: str) -> str:
-    """Return a short text that is another one if the records of a file would be others."""
+    """Hash everything that decides the records of a file."""
     text = json.dumps([VERSION, options.as_json(), stem], sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()

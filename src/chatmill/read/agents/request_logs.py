@@ -1,4 +1,4 @@
-"""Logs of requests and responses: one model call per record, of any of the three common APIs.
+"""Read logs of requests and responses, one call per record.
 
 Calls that continue an earlier one of the same log become one history; a rewritten history becomes another branch.
 """
@@ -30,7 +30,7 @@ KEY_MARK = "[key removed by chatmill capture]"
 
 
 class CallOutcome(StrEnum):
-    """What becomes of one logged call."""
+    """Outcome of one logged call."""
 
     ROOT = "root"
     """It begins a history, of a task that is new in its run."""
@@ -50,7 +50,7 @@ class CallOutcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class LoggedCall:
-    """One record of a log, as far as it could be understood."""
+    """One record of a log."""
 
     run: str = ""
     outcome: CallOutcome = CallOutcome.UNREADABLE
@@ -67,7 +67,7 @@ class LoggedCall:
 
 
 def is_request_log(record: Mapping[str, Any]) -> bool:
-    """Return whether a record holds a request and its response."""
+    """Check for a request with its response."""
     has_response = any(key in record for key in ("response", "events"))
     if not has_response:
         return False
@@ -80,7 +80,7 @@ def is_request_log(record: Mapping[str, Any]) -> bool:
 
 
 def read_request_log(file: AgentFile) -> Iterator[AgentRun]:
-    """Yield the one run of a log: its calls, joined where one continues another."""
+    """Yield the one run of a log, with its calls joined."""
     calls = CallJoiner(file.stem)
     for line in file.lines():
         if line.error is not None:
@@ -92,7 +92,7 @@ def read_request_log(file: AgentFile) -> Iterator[AgentRun]:
 
 @dataclass(slots=True)
 class _Chain:
-    """A history that grows with each call that continues it."""
+    """A growing history of calls."""
 
     branch: AgentBranch
 
@@ -106,7 +106,7 @@ class _Tries:
     answers: list[AgentTurn] = field(default_factory=list)
 
     def take_failure(self) -> bool:
-        """Take a failed call as the reason for a repeated one, if there is one."""
+        """Use up a failed call as the reason for a repeated one."""
         if not self.failures:
             return False
         self.failures -= 1
@@ -137,7 +137,10 @@ class CallJoiner:
         """Where the history of each response ends, by its id."""
 
     def add_record(self, record: Any, place: str) -> None:
-        """Add one record of the log; what is wrong with it is kept as an error."""
+        """Add one record of the log.
+
+        A fault is kept as an error.
+        """
         call = LoggedCall()
         self.calls.append(call)
         try:
@@ -150,14 +153,17 @@ class CallJoiner:
             self.run.errors.append(error)
 
     def finish(self) -> AgentRun:
-        """Return the run with all histories, in the order of their first calls."""
+        """Return the run with all histories, in order."""
         repeated = sum(len(answers) - 1 for answers in self.unresolved())
         if repeated:
             self.run.lacks.add("mark which of several answers to one prompt was used", repeated)
         return self.run
 
     def unresolved(self) -> list[list[AgentTurn]]:
-        """Return the answers of requests with several, of which no later call contains one."""
+        """List groups of answers without a known choice.
+
+        No later call contains one of a group's answers.
+        """
         groups: list[list[AgentTurn]] = []
         for answers in self._requests.values():
             used = any(answer_hash in self._histories for answer_hash, _ in answers)
@@ -220,7 +226,7 @@ class CallJoiner:
         place: str,
         call: LoggedCall,
     ) -> None:
-        """Add a history that is whole in one record."""
+        """Add the histories of a rollout."""
         histories = rollout_histories(response, self.run.lacks, place)
         # The task may stand in the response alone.
         opening = [*turns, *(histories[0] if histories else [])]
@@ -241,7 +247,10 @@ class CallJoiner:
         place: str,
         call: LoggedCall,
     ) -> None:
-        """Add one answer to the history that its request continues, or begin another one."""
+        """Add one answer to a history.
+
+        Its request continues the history, or begins another one.
+        """
         hashes = _hashes(turns, tools, call.run)
         self._histories.update(hashes)
         request_hash = hashes[-1]
@@ -273,7 +282,7 @@ class CallJoiner:
             self._ends[response_id] = (chain.branch, len(chain.branch.turns))
 
     def _continued(self, turns: list[AgentTurn], hashes: list[str], prompt_ids: list[int] | None) -> _Chain | None:
-        """Return the longest history that a request continues and nothing else has continued, if there is one."""
+        """Find the longest open history that a request continues."""
         for length in range(len(turns), 0, -1):
             for chain in self._open.get(hashes[length], ()):
                 if _continues_ids(chain.branch.turns[-1].message, prompt_ids):
@@ -282,7 +291,7 @@ class CallJoiner:
         return None
 
     def _begin(self, turns: list[AgentTurn], hashes: list[str], meta: dict[str, Any], call: LoggedCall) -> _Chain:
-        """Return a history that begins with a request."""
+        """Begin a history with a request."""
         task = _first_words(turns, hashes)
         call.outcome = CallOutcome.BRANCH if task in self._roots else CallOutcome.ROOT
         self._roots.add(task)
@@ -298,7 +307,7 @@ class CallJoiner:
         return self._tries.setdefault(key, _Tries())
 
     def _drop_earlier_try(self, tries: _Tries) -> None:
-        """Train no answer that the client asked for again: it has not taken that answer."""
+        """Exclude an answer that the client asked for again."""
         candidates = [turn for turn in tries.answers if turn.key is not None]
         if len(candidates) > 1:
             # The same prompt may have been sampled several times on purpose.
@@ -310,7 +319,10 @@ class CallJoiner:
 
 
 def _continues_ids(last: Mapping[str, Any], prompt_ids: list[int] | None) -> bool:
-    """Return whether a prompt continues the ids of the answer before; histories without ids continue each other."""
+    """Check whether a prompt continues the ids before it.
+
+    Histories without ids continue each other.
+    """
     before = last.get("prompt_token_ids")
     if before is None or prompt_ids is None:
         return before is None and prompt_ids is None
@@ -319,7 +331,7 @@ def _continues_ids(last: Mapping[str, Any], prompt_ids: list[int] | None) -> boo
 
 
 def _is_cut(record: Mapping[str, Any]) -> bool:
-    """Return whether a call has an answer that did not come to its end."""
+    """Check for a cut answer."""
     status = record.get("status")
     return record.get("complete") is False and isinstance(status, int) and status < 400
 
@@ -341,7 +353,10 @@ def _counted_tokens(response: Mapping[str, Any]) -> int | None:
 
 
 def _request_and_response(record: Mapping[str, Any]) -> tuple[Any, Any, bool]:
-    """Return request and response of a logged call, and whether the response is whole; None for a failed call."""
+    """Find request and response of a logged call.
+
+    The response of a failed call is None. The third value tells whether the response is whole.
+    """
     request = record.get("request", record.get("responses_create_params"))
     if request is None:
         request = record.get("proxy_server_request")
@@ -381,7 +396,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _refuse_other_bytes(request: object, response: object) -> None:
-    """Refuse bodies that a capture kept as bytes, because they are no JSON."""
+    """Refuse bodies that are no JSON."""
     for name, body in (("request", request), ("response", response)):
         if isinstance(body, Mapping) and body.keys() == {"base64"}:
             raise RecordError(f"the {name} is no JSON", code="invalid_json", path=name)
@@ -398,7 +413,7 @@ def _refuse_redacted(request: Mapping[str, Any], response: Mapping[str, Any]) ->
 
 
 def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the log says about a call that recipes may ask for."""
+    """Collect the fields of a call for recipes."""
     meta = {name: record[name] for name in CALL_FIELDS if record.get(name) is not None}
     for name in SESSION_FIELDS:
         value = record.get(name)
@@ -409,7 +424,10 @@ def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _continue(earlier: list[AgentTurn], turns: list[AgentTurn]) -> list[AgentTurn]:
-    """Return the history that the server puts before new input; instructions are not taken over."""
+    """Put the stored history before new input.
+
+    Servers do not take over instructions.
+    """
     roles = ("system",)
     own = [turn for turn in turns if turn.message.get("role") in roles]
     rest = [turn for turn in turns if turn.message.get("role") not in roles]
@@ -418,7 +436,7 @@ def _continue(earlier: list[AgentTurn], turns: list[AgentTurn]) -> list[AgentTur
 
 
 def _first_words(turns: list[AgentTurn], hashes: list[str]) -> str:
-    """Return a name for all calls that begin with the same task."""
+    """Name the task at the beginning of a call."""
     for position, turn in enumerate(turns):
         if turn.message.get("role") == "user":
             return hashes[position + 1][:16]
@@ -426,7 +444,10 @@ def _first_words(turns: list[AgentTurn], hashes: list[str]) -> str:
 
 
 def _hashes(turns: list[AgentTurn], tools: list[Any], run: str = "") -> list[str]:
-    """Return the hash of each beginning of a history, the empty one first; runs do not continue each other."""
+    """Hash each beginning of a history, the empty one first.
+
+    Histories of different runs have different hashes.
+    """
     text = json.dumps([run, tools], ensure_ascii=False, sort_keys=True)
     hashes = [hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()]
     for turn in turns:
@@ -452,7 +473,10 @@ def _as_history(answer: LoggedAnswer) -> PlainMessage:
 
 
 def _hash(before: str, message: Mapping[str, Any]) -> str:
-    """Return the hash of a history and one more message; tokens and empty fields make no difference."""
+    """Hash a history and one more message.
+
+    Tokens and empty fields make no difference.
+    """
     fields = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
     told = {name: message[name] for name in fields if message.get(name)}
     text = before + json.dumps(told, ensure_ascii=False, sort_keys=True)

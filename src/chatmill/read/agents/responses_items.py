@@ -1,4 +1,4 @@
-"""Items of the Responses API as messages in OpenAI's chat form."""
+"""Convert items of the Responses API to chat messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWER_ITEMS = (
 
 
 def is_answer_item(item: Mapping[str, Any]) -> bool:
-    """Return whether a model wrote an item."""
+    """Check for an item of the model."""
     kind = item.get("type", "message")
     return kind in ANSWER_ITEMS or (kind == "message" and item.get("role") == "assistant")
 
@@ -58,7 +58,10 @@ def add_answer_item(parts: AnswerParts, item: Mapping[str, Any]) -> None:
 
 
 def other_message(item: Mapping[str, Any], lacks: Lacking) -> PlainMessage | None:
-    """Return an item that no model wrote as a message; None where it has no place in a conversation."""
+    """Convert an item of others than the model to a message.
+
+    Returns None for items without a place in a conversation.
+    """
     kind = item.get("type", "message")
     if kind == "message":
         return {"role": item.get("role"), "content": item_content(item.get("content"), lacks)}
@@ -73,7 +76,10 @@ def other_message(item: Mapping[str, Any], lacks: Lacking) -> PlainMessage | Non
 
 
 def item_content(content: object, lacks: Lacking) -> Any:
-    """Return the content of an item: a text, or parts where it has pictures."""
+    """Convert the content of an item.
+
+    Returns a text, or parts for a content with pictures.
+    """
     if content is None:
         return ""
     if not isinstance(content, list):
@@ -94,7 +100,10 @@ def item_content(content: object, lacks: Lacking) -> Any:
 
 
 def plain_tools(tools: object) -> list[Any] | None:
-    """Return flat function tools in OpenAI's chat form; other types stay as they are."""
+    """Convert flat function tools to OpenAI's chat form.
+
+    Tools of other types stay unchanged.
+    """
     if not isinstance(tools, list):
         return None
     plain: list[Any] = []
@@ -108,7 +117,10 @@ def plain_tools(tools: object) -> list[Any] | None:
 
 
 def _reasoning_text(item: Mapping[str, Any], lacks: Lacking) -> str:
-    """Return the reasoning itself, else its summary, which another model may have written."""
+    """Return the reasoning, or else its summary.
+
+    Another model may have written the summary.
+    """
     content = _joined(item.get("content"), "")
     if content:
         return content

@@ -1,4 +1,4 @@
-"""Joins streamed answers of servers: chat completions, Responses and Anthropic Messages."""
+"""Join streamed answers of three APIs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ FINAL_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
 def stream_events(stream: object) -> list[Any]:
-    """Return the decoded events of a stream: server-sent events as text, or a list of events or of their texts.
+    """Decode the events of a stream.
+
+    A stream is a text of server-sent events, or a list of events or texts.
 
     Raises:
         RecordError: An event is no JSON.
@@ -34,14 +36,16 @@ def stream_events(stream: object) -> list[Any]:
 
 
 def is_stream(value: object) -> bool:
-    """Return whether a response is a stream."""
+    """Check for a stream."""
     if isinstance(value, str):
         return value.lstrip().startswith(("data:", "event:", ":"))
     return isinstance(value, list)
 
 
 def join_stream(events: Sequence[Any]) -> tuple[dict[str, Any], bool]:
-    """Return the response that a stream gives, and whether the stream came to its proper end.
+    """Join the events of a stream into a response.
+
+    The second value tells whether the stream came to its proper end.
 
     Raises:
         RecordError: The stream is none of the three APIs, or an event has a field of a wrong type.
@@ -133,7 +137,7 @@ def _add_chat_delta(choice: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def _add_call_delta(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
-    """Add a fragment of a tool call, which is known by its own index."""
+    """Add a fragment of a tool call, found by its index."""
     index = int(delta.get("index") or 0)
     call = calls.setdefault(index, {"id": None, "type": "function", "function": {"name": None, "arguments": ""}})
     function = delta.get("function")

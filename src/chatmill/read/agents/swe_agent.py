@@ -30,7 +30,7 @@ FIRST_INFO = {"exit_status", "submission", "model_stats"}
 
 
 def is_swe_agent(record: Mapping[str, Any]) -> bool:
-    """Return whether a file is a trajectory of SWE-agent, or one of its demonstrations."""
+    """Check for a trajectory or demonstration of SWE-agent."""
     history = record.get("history")
     if not isinstance(history, list) or not all(isinstance(item, Mapping) for item in history):
         return False
@@ -40,7 +40,7 @@ def is_swe_agent(record: Mapping[str, Any]) -> bool:
 
 
 def is_mini_swe_agent(record: Mapping[str, Any]) -> bool:
-    """Return whether a file is a trajectory of mini-swe-agent."""
+    """Check for a trajectory of mini-swe-agent."""
     if not isinstance(record.get("messages"), list):
         return False
     # Early releases write no name of their format.
@@ -48,7 +48,10 @@ def is_mini_swe_agent(record: Mapping[str, Any]) -> bool:
 
 
 def read_swe_agent(file: AgentFile) -> Iterator[AgentRun]:
-    """Yield one run per attempt; the chosen one is at the top, too, and is read once."""
+    """Yield one run per attempt.
+
+    The chosen attempt is at the top too, and is read once.
+    """
     document = _document(file)
     attempts = document.get("attempts")
     wholes = [one for one in attempts if isinstance(one, Mapping)] if isinstance(attempts, list) else []
@@ -91,13 +94,16 @@ def _info(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _info_fields(info: object) -> dict[str, Any]:
-    """Return what a trajectory says of how it ended."""
+    """Collect the fields about the end of a trajectory."""
     status = info.get("exit_status") if isinstance(info, Mapping) else None
     return {} if status is None else {"stop_condition": status}
 
 
 def _swe_run(document: Mapping[str, Any], name: str, fields: dict[str, Any]) -> AgentRun:
-    """Return the run of one attempt: by the queries that were sent, else by the history that was kept."""
+    """Build the run of one attempt.
+
+    It is made of the queries that were sent, or else of the history that was kept.
+    """
     run = AgentRun(name, [])
     history = document.get("history")
     history = history if isinstance(history, list) else []
@@ -118,7 +124,10 @@ def _swe_run(document: Mapping[str, Any], name: str, fields: dict[str, Any]) -> 
 
 
 def _add_queries(run: AgentRun, steps: list[Mapping[str, Any]], answers: list[Mapping[str, Any]]) -> None:
-    """Add a history for each call; a call that only continues the one before extends it."""
+    """Add a history for each call.
+
+    A call that continues the one before extends its history.
+    """
     position = 0
     for number, step in enumerate(steps):
         turns = [AgentTurn(_plain(item, run.lacks)) for item in step["query"] if isinstance(item, Mapping)]
@@ -141,7 +150,10 @@ def _add_queries(run: AgentRun, steps: list[Mapping[str, Any]], answers: list[Ma
 
 
 def _add_history(run: AgentRun, history: list[Any], steps: list[Mapping[str, Any]]) -> None:
-    """Add the history that was kept; the prompts may have been others."""
+    """Add the history that was kept.
+
+    The prompts may have differed.
+    """
     turns: dict[str, list[AgentTurn]] = {}
     kept = sum(_is_answer(item) for item in history)
     unknown = ""
@@ -163,13 +175,13 @@ def _is_answer(item: object) -> bool:
 
 
 def _same_words(item: Mapping[str, Any], step: Mapping[str, Any]) -> bool:
-    """Return whether a message of the history is the answer of a step."""
+    """Check whether a message is the answer of a step."""
     content = item.get("content")
     return content == step.get("response") or bool(item.get("tool_calls"))
 
 
 def _plain(item: Mapping[str, Any], lacks: Lacking) -> PlainMessage:
-    """Return an item of a history with what is sent of it."""
+    """Reduce an item of a history to the sent fields."""
     message: PlainMessage = {"role": item.get("role"), "content": result_content(item.get("content"), lacks)}
     if item.get("tool_calls"):
         message["tool_calls"] = item["tool_calls"]
@@ -230,7 +242,7 @@ def _has_reasoning(response: object) -> bool:
 
 
 def _response_turn(response: Mapping[str, Any], index: int, model: str, lacks: Lacking) -> AgentTurn:
-    """Return the answer that is a whole response of the Responses API."""
+    """Convert a whole response of the Responses API."""
     parts = AnswerParts(lacks)
     for item in response["output"]:
         if isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Times of lines, by which lines that a fork copied are known."""
+"""Find lines that a fork copied, by their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 
 def timestamp_seconds(record: Mapping[str, Any]) -> float | None:
-    """Return the time of a line in seconds; None where it has none."""
+    """Read the time of a line in seconds.
+
+    Returns None for lines without a time.
+    """
     stamp = record.get("timestamp")
     if not isinstance(stamp, str):
         return None
@@ -19,6 +22,6 @@ def timestamp_seconds(record: Mapping[str, Any]) -> float | None:
 
 
 def copied_before(record: Mapping[str, Any], start: float | None, seconds: float) -> bool:
-    """Return whether a line is older than the beginning of its file by more than some seconds."""
+    """Check for a line older than the beginning of its file."""
     stamp = timestamp_seconds(record)
     return start is not None and stamp is not None and stamp < start - seconds

@@ -1,4 +1,7 @@
-"""Rollouts of verifiers: message graphs of its newer releases, saved outputs of the older ones."""
+"""Read rollouts of verifiers.
+
+Newer releases save graphs of messages, older ones lists.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ COMPACTION, ATTEMPT = "compaction", "compaction_attempt"
 
 
 def is_verifiers(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is an episode or a trace of verifiers."""
+    """Check for an episode or a trace of verifiers."""
     traces = record.get("traces")
     if isinstance(traces, list):
         first = traces[0] if traces else None
@@ -30,14 +33,17 @@ def is_verifiers(record: Mapping[str, Any]) -> bool:
 
 
 def is_verifiers_output(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is a saved output of verifiers 0.1."""
+    """Check for a saved output of verifiers 0.1."""
     if not {"prompt", "completion", "reward"} <= record.keys():
         return False
     return "example_id" in record or ("answer" in record and "task" in record)
 
 
 def read_verifiers(file: AgentFile) -> Iterator[AgentRun]:
-    """Yield one run per trace; an episode holds a trace for each of its agents."""
+    """Yield one run per trace.
+
+    An episode holds a trace for each of its agents.
+    """
     for line in file.lines():
         if line.error is not None:
             yield AgentRun(f"{file.stem}:{line.number}", [], errors=[line.error])
@@ -85,7 +91,10 @@ def _line_runs(record: Any, place: str) -> Iterator[AgentRun]:
 
 
 class _Trace:
-    """One trace: a graph of messages, each path from a root to a leaf a history."""
+    """A graph of messages.
+
+    Each path from a root to a leaf is a history.
+    """
 
     def __init__(self, trace: Any, episode: Mapping[str, Any], place: str) -> None:
         if not isinstance(trace, Mapping) or not isinstance(trace.get("nodes"), list):
@@ -146,7 +155,10 @@ class _Trace:
         return self._run
 
     def _parent(self, index: int) -> int:
-        """Return the index of a node's parent, -1 for a root; a parent must come before its children."""
+        """Find the index of a node's parent, -1 for a root.
+
+        A parent must come before its children.
+        """
         parent = self._nodes[index].get("parent")
         if parent is None:
             return -1
@@ -167,7 +179,10 @@ class _Trace:
         return path[::-1]
 
     def _is_trainable(self, leaf: int) -> bool:
-        """Return whether the history that ends here counts: an attempt at compaction does if it was used."""
+        """Check whether the history that ends here is trained.
+
+        An attempt at compaction is trained if it was used.
+        """
         kinds = [link.get("type") for link in _objects(self._nodes[leaf].get("semantic_parents"))]
         if ATTEMPT not in kinds:
             return True
@@ -178,7 +193,10 @@ class _Trace:
         return False
 
     def _turns(self, path: Sequence[int], with_ids: bool) -> list[AgentTurn]:
-        """Return the messages of a path; sampled ones have the ids of their prompts if the trace has ids."""
+        """List the messages of a path.
+
+        Sampled ones have the ids of their prompts if the trace has ids.
+        """
         turns: list[AgentTurn] = []
         before: list[int] = []
         for index in path:
@@ -219,7 +237,7 @@ class _Trace:
         return mask
 
     def _fields(self) -> dict[str, Any]:
-        """Return what the trace says of the rollout as a whole."""
+        """Collect the fields of the whole rollout."""
         rewards = self._trace.get("rewards")
         task = self._trace.get("task") or self._episode.get("task")
         key = task.get("key") if isinstance(task, Mapping) else None
@@ -238,7 +256,10 @@ class _Trace:
 def _sampled_tokens(
     node: Mapping[str, Any], before: list[int], ids: list[int], mask: list[bool], index: int
 ) -> dict[str, Any]:
-    """Return the ids of an answer and of its prompt: all before the first sampled one."""
+    """Split the ids of a node into prompt and answer.
+
+    The prompt has all ids before the first sampled one.
+    """
     first = mask.index(True)
     if not all(mask[first:]):
         raise RecordError(
@@ -270,7 +291,10 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _total_reward(rewards: object) -> float | None:
-    """Return the sum of scores times weights; older traces have plain numbers."""
+    """Sum up scores times weights.
+
+    Older traces have plain numbers.
+    """
     if not isinstance(rewards, Mapping):
         return None
     total = 0.0
@@ -288,7 +312,10 @@ def _is_number(value: object) -> bool:
 
 
 def _output_run(record: Any, name: str) -> AgentRun:
-    """Return the one conversation of a saved output; its calls are texts of JSON."""
+    """Build the conversation of a saved output.
+
+    Its calls are texts of JSON.
+    """
     if not isinstance(record, Mapping):
         raise RecordError("a saved output must be an object", code="record_type")
     run = AgentRun(str(record.get("example_id", name)) + f"@{name}", [])
@@ -313,7 +340,7 @@ def _output_run(record: Any, name: str) -> AgentRun:
 
 
 def _output_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a saved output says of the rollout as a whole."""
+    """Collect the fields of a saved output."""
     names = ("reward", "task", "example_id", "answer", "metrics", "is_completed", "is_truncated", "stop_condition")
     fields = {key: record[key] for key in names if record.get(key) is not None}
     fields["ok"] = not record.get("error")
@@ -321,7 +348,10 @@ def _output_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _steps_run(name: str, steps: list[Any], tools: list[Any] | None) -> AgentRun:
-    """Return the run of the steps of a rollout, each of which is a model call with its own prompt."""
+    """Build the run of a rollout's steps.
+
+    Each step is a model call with its own prompt.
+    """
     calls = CallJoiner(name)
     for index, step in enumerate(steps):
         if not isinstance(step, Mapping):
