@@ -1,6 +1,6 @@
 """Every kind of input, read alone and compiled: megabytes a second of one core, side by side with an older version.
 
-    python -m benchmarks.kinds [--quick] [--json] [--size BYTES] [--rounds N] [--before FOLDER]
+    python -m benchmarks.kinds [--quick] [--json] [--size BYTES] [--rounds N] [--before FOLDER] [--only NAME ...]
 
 The bundled conversations, tiled with changed words, are written as each kind of record, and some kinds in several
 containers. *Read* gives columns: lines by `read_lines`, rows of Parquet and of tables by `read_rows`, with unpacking
@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,8 @@ KINDS: tuple[Kind, ...] = (
 """Name, which of the bundled records, what each becomes, and the containers."""
 
 
-def write_inputs(folder: Path, size: int) -> dict[str, int]:
-    """Write the files of all kinds; returns for each the bytes of its records as JSON lines."""
+def write_inputs(folder: Path, size: int, only: Sequence[str] = ()) -> dict[str, int]:
+    """Write the files of these kinds, or of all; returns for each the bytes of its records as JSON lines."""
     import zstandard
 
     from benchmarks.inputs import CONVERSATION_FILES, copies
@@ -137,6 +137,8 @@ def write_inputs(folder: Path, size: int) -> dict[str, int]:
     originals = [{**raw.value, "source": path.name} for path in CONVERSATION_FILES for raw in read_records(path)]
     sizes: dict[str, int] = {}
     for name, choose, make, containers in KINDS:
+        if only and name not in only:
+            continue
         chosen = [record for record in originals if choose(record)]
         records: list[Record] = []
         lines: list[str] = []
@@ -266,7 +268,7 @@ def bench_of(path: Path, work: Path) -> Any:
     return Bench.of(structs.replace(recipe, preferences=preferences, sources=(source,), on_error="quarantine"), work)
 
 
-def measure(size: int, before: Path | None, rounds: int) -> dict[str, Any]:
+def measure(size: int, before: Path | None, rounds: int, only: Sequence[str] = ()) -> dict[str, Any]:
     """Write the inputs and measure the versions in turns."""
     from benchmarks.inputs import work_folder
 
@@ -275,7 +277,7 @@ def measure(size: int, before: Path | None, rounds: int) -> dict[str, Any]:
     with work_folder() as work:
         inputs = work / "inputs"
         inputs.mkdir()
-        sizes = write_inputs(inputs, size)
+        sizes = write_inputs(inputs, size, only)
         versions = {name: Version(root, inputs, work / name) for name, root in roots.items()}
         for file in sizes:
             for what in ("read", "compiled"):
@@ -315,10 +317,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="less input and one round")
     parser.add_argument("--size", type=int, help=f"bytes of each kind [{SIZE:,}]")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements of each figure [{ROUNDS}]")
+    parser.add_argument("--only", nargs="+", choices=[kind[0] for kind in KINDS], default=(), help="some kinds alone")
     parser.add_argument("--before", type=Path, help="checkout of another version")
     options = parser.parse_args()
     size = options.size or (QUICK_SIZE if options.quick else SIZE)
-    result = measure(size, options.before, QUICK_ROUNDS if options.quick else options.rounds)
+    result = measure(size, options.before, QUICK_ROUNDS if options.quick else options.rounds, options.only)
     print(json.dumps(result) if options.json else "\n".join(table(result)))
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chatmill.core.ledger import FATES, IN_ADDED_ROWS, LEFT_OUT, Ledger
+from chatmill.core.ledger import FATES, IN_ADDED_ROWS, LEFT_OUT, Ledger, stored_records_read
 
 
 def test_fates_reasons_notes_and_sources_add_up() -> None:
@@ -23,6 +23,8 @@ def test_fates_reasons_notes_and_sources_add_up() -> None:
     assert ledger.reasons("built").total() == ledger.total_records("built") == 2
     assert ledger.all_notes() == {"episodes": 3}
     assert ledger.total_notes("nothing") == 0
+    assert stored_records_read(ledger.as_json()) == ledger.total_records("read") == 6
+    assert stored_records_read(Ledger().as_json()) == 0
     found = ledger.by_source()
     assert list(found) == ["a", "b", "c"]
     assert [one.fates()["trained"] for one in found.values()] == [6, 0, 0]

@@ -37,7 +37,7 @@ from chatmill.compiler.work import (
     what_it_holds,
     work_folder,
 )
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import Ledger, stored_records_read
 from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError, short_errors
 from chatmill.files.builds import BuildDriver, driving
@@ -273,7 +273,7 @@ def _make(
                 chunks_done=len(receipts),
                 bytes_done=state.bytes_done + job.bytes,
                 tokens=state.tokens + sum(split["tokens"] for split in receipt["splits"].values()),
-                records=state.records + Ledger.from_json(receipt["ledger"]).total_records("read"),
+                records=state.records + stored_records_read(receipt["ledger"]),
             )
             tell(state)
         for future in synced:
