@@ -1,6 +1,6 @@
 """Datasets in a bucket: what opening, streaming and building cost, in requests, bytes and time.
 
-    python -m benchmarks.stores [open] [load] [build] [--quick]
+    python -m benchmarks.stores [open] [load] [build] [--quick] [--rate MB]
 
 The store is a small server of S3's protocol in a process of its own, with a delay for each request and a rate for all
 bytes together (`tests/files/small_store.py`); it holds objects in memory. Lines of JSON come out, one for each part:
@@ -140,7 +140,9 @@ def open_many(home: Path, shards: int) -> None:
 
 def consume(loader: GPTEpisodeDataLoader, steps: int, seconds: float) -> tuple[float, float, int]:
     """Take batches at a fixed pace; return the seconds of all, those after the first tenth, and a sum of the ids."""
-    began = late = time.perf_counter()
+    started = time.perf_counter()
+    late = started
+    began = started
     total = 0
     for step in range(steps):
         if step == steps // 10:
@@ -152,7 +154,7 @@ def consume(loader: GPTEpisodeDataLoader, steps: int, seconds: float) -> tuple[f
         if time.perf_counter() > wanted + seconds:  # what was lost is not caught up with
             began += time.perf_counter() - wanted
     end = time.perf_counter()
-    return end - began, end - late, total
+    return end - started, end - late, total
 
 
 def anonymous_memory() -> int:
@@ -163,7 +165,7 @@ def anonymous_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def load(home: Path, shards: int) -> None:
+def load(home: Path, shards: int, rate: float) -> None:
     """Read epochs at half of the store's rate."""
     size = write_set(home / "set", shards, 1_000_000)
     config: dict[str, Any] = {
@@ -175,12 +177,13 @@ def load(home: Path, shards: int) -> None:
         "order": "windows",
         "window": 2,
     }
-    pace = BATCH * BLOCK * TOKEN_BYTES / (RATE / 2)
+    pace = BATCH * BLOCK * TOKEN_BYTES / (rate / 2)
     local = GPTEpisodeDataLoader(config, dataset_dir=home / "set")
     steps = 2 * local.steps_per_epoch()
     whole, late, expected = consume(local, steps, pace)
-    say("load", place="folder", order="windows", bytes_of_tokens=size, steps=steps, seconds=whole, late_seconds=late)
-    with small_store(delay=DELAY, rate=RATE) as bucket:
+    facts = {"rate": rate, "bytes_of_tokens": size, "steps": steps, "at_this_pace": steps * pace}
+    say("load", place="folder", order="windows", **facts, seconds=whole, late_seconds=late)
+    with small_store(delay=DELAY, rate=rate) as bucket:
         os.environ["CHATMILL_STORE_TIMEOUT"] = "600"
         put(home / "set", f"{bucket}/set")
         heads = sum(path.stat().st_size for path in (home / "set").rglob("*") if path.suffix in (".idx", ".json"))
@@ -258,6 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=["open", "load", "build", []])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rate", type=float, default=RATE / 1e6, help="of `load`, where the machine is busy")
     given = parser.parse_args()
     parts = given.parts or ["open", "load", "build"]
     home = Path(tempfile.mkdtemp(prefix="chatmill-stores-"))
@@ -265,7 +269,7 @@ def main() -> None:
         if "open" in parts:
             open_many(home, 300 if given.quick else 10_000)
         if "load" in parts:
-            load(home, 12 if given.quick else 36)
+            load(home, 12 if given.quick else 36, given.rate * 1e6)
         if "build" in parts:
             build(home, (4 << 20) if given.quick else (64 << 20))
     finally:
