@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh128
 
-from benchmarks.inputs import write_tiled
+from benchmarks.inputs import records, write_tiled
 from chatmill.compiler.run import run_build
 from chatmill.core.checksums import FileRecord
 from chatmill.files import stores
@@ -218,10 +218,17 @@ def counts_of_tokens(before: dict[str, dict[str, int]]) -> int:
     return sum(count - before["sent"].get(name, 0) for name, count in now.items() if name.endswith(".bin"))
 
 
+def is_plain(record: dict[str, Any]) -> bool:
+    """Return whether a conversation has texts alone, which every template takes."""
+    if record.get("tools"):
+        return False
+    return all(set(turn) == {"role", "content"} and isinstance(turn["content"], str) for turn in record["messages"])
+
+
 def build(home: Path, size_of_input: int) -> None:
     """Build into a folder and into stores, in turn."""
     path = home / "in.jsonl"
-    write_tiled(path, size_of_input)
+    write_tiled(path, size_of_input, originals=[record for record in records() if is_plain(record)])
     recipe = {"sources": [{"path": str(path)}], "tokenizer": "o200k", "template": "chatml", "add_control_tokens": True}
     recipe["shard_bytes"] = max(path.stat().st_size // 16, 1 << 16)
     for _ in range(3):

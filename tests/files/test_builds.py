@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import fsspec
 import pytest
 
 from chatmill.compiler.run import BuildResult, Outcome, run_build
+from chatmill.core import publish
 from chatmill.errors import ConfigError
 from chatmill.files import builds, remote, stores
 from chatmill.files.stores import RemoteError
@@ -197,8 +200,30 @@ def test_of_two_builds_at_once_one_is_told(url: str, build: Callable[..., BuildR
 
     assert build(url, on_start=second).outcome is Outcome.BUILT
     assert f"{url}: another build is at work there" in told[0]
-    assert f"process {os.getpid()}, last heard of 0 seconds ago" in told[0]
+    assert re.search(rf"process {os.getpid()}, last heard of \d+ seconds ago", told[0])
     assert f"chatmill build ... --out {url} --take-over" in told[0]
+
+
+def test_builds_that_begin_at_once_do_not_sweep_each_others_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second driver begins when the first one has its folder, and not yet the lock of it."""
+    root = tmp_path / "builds"
+    others: list[threading.Thread] = []
+
+    def lock_later(descriptor: int, message: str) -> None:
+        if not others:
+            others.append(threading.Thread(target=builds._driver_folder, args=(root,)))
+            others[0].start()
+            others[0].join(0.5)
+        publish.lock(descriptor, message)
+
+    monkeypatch.setattr(builds, "lock", lock_later)
+    folder, descriptor = builds._driver_folder(root)
+    others[0].join()
+    assert folder.is_dir()
+    assert len(list(root.glob("driver-*.lock"))) == 2
+    os.close(descriptor)
 
 
 def test_a_build_whose_lock_was_taken_over_publishes_nothing(url: str, build: Callable[..., BuildResult]) -> None:

@@ -98,16 +98,27 @@ def test_eight_tasks_on_eight_machines(machines: Machines) -> None:
     assert list((machines.home / "machine0" / "cache" / "builds").iterdir()) == []
 
 
-def test_of_two_builders_one_wins_and_the_other_is_told(machines: Machines) -> None:
-    url = f"{machines.bucket}/built"
-    builders = [machines.start(name, ["a", "b"], "--out", url) for name in ("a", "b")]
-    said = [process.communicate(timeout=600) for process in builders]
-    statuses = sorted(process.returncode for process in builders)
-    assert statuses == [0, 2], said
-    loser = next(err for process, (_, err) in zip(builders, said, strict=True) if process.returncode)
-    assert "another build" in loser
-    assert "Traceback" not in loser
-    assert_same(url, machines.home / "local")
+def test_of_two_builders_one_wins_and_the_other_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATMILL_CACHE", str(tmp_path / "cache"))
+    with small_store(delay=0.1) as bucket:
+        machines = Machines(tmp_path, bucket)
+        url = f"{bucket}/built"
+        first = machines.start("a", ["b"], "--out", url)
+        until = time.monotonic() + 120
+        while not any("locks" in name for name in stores.list_objects(url)):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)  # so that it is at work as long as the second one takes
+        try:
+            second = machines.start("b", ["a"], "--out", url)
+            _, err = second.communicate(timeout=600)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        assert second.returncode == 2, err
+        assert "another build" in err
+        assert "Traceback" not in err
+        finish(first)
+        assert_same(url, machines.home / "local")
 
 
 def test_a_builder_that_is_told_to_end_gives_its_lock_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from chatmill.core.cache_folders import chatmill_cache
 from chatmill.core.canonical import canonical_json
 from chatmill.core.publish import lock, storing
 from chatmill.errors import ConfigError
-from chatmill.files import remote, stores
+from chatmill.files import cache, remote, stores
 from chatmill.files.stores import NoSuchObject, RemoteError, join, shown
 
 WORK = ".build"
@@ -359,14 +359,8 @@ def driving(
         single_writer: Whether the recipe promises that no other build writes there.
     """
     build = _build_at(url, single_writer=single_writer, access=stores.StoreAccess(options=options))
-    root = chatmill_cache().absolute() / "builds"
-    with storing(root, "create the folder"):
-        root.mkdir(parents=True, exist_ok=True)
-        _sweep(root)
-        folder = Path(tempfile.mkdtemp(prefix="driver-", dir=root))
-    descriptor = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT)
+    folder, descriptor = _driver_folder(chatmill_cache().absolute() / "builds")
     try:
-        lock(descriptor, f"{folder} is in use")
         remote.name_folder(folder, build.url)
         driver = BuildDriver(build, folder, is_task=bool(task))
         with contextlib.ExitStack() as stack:
@@ -380,6 +374,21 @@ def driving(
         shutil.rmtree(folder, ignore_errors=True)
         os.unlink(f"{folder}.lock")
         os.close(descriptor)
+
+
+def _driver_folder(root: Path) -> tuple[Path, int]:
+    """Make a folder for a driver, with a lock that is held until the descriptor is closed.
+
+    One driver at a time does it: another would sweep a folder that is not locked yet.
+    """
+    with storing(root, "create the folder"):
+        root.mkdir(parents=True, exist_ok=True)
+        with cache.locked(root.parent / "locks" / "builds"):
+            _sweep(root)
+            folder = Path(tempfile.mkdtemp(prefix="driver-", dir=root))
+            descriptor = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT)
+            lock(descriptor, f"{folder} is in use")
+    return folder, descriptor
 
 
 def _sweep(root: Path) -> None:

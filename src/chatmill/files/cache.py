@@ -78,7 +78,7 @@ def keep(target: Path, size: int, write: Callable[[Path], None]) -> None:
     root = target.parent.parent.parent
     with storing(root, "keep a file of a store in the cache"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(root / "locks" / target.name[:3]):
+        with locked(root / "locks" / target.name[:3]):
             if target.exists():
                 touch(target)
                 return
@@ -128,14 +128,14 @@ def _write_or_free(root: Path, temporary: Path, write: Callable[[Path], None]) -
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         temporary.unlink(missing_ok=True)
-        with _locked(root / "usage.lock"):
+        with locked(root / "usage.lock"):
             _remove_oldest(root, _read_usage(root) // 2)
         write(temporary)
 
 
 def make_room(root: Path, size: int) -> None:
     """Remove files that were used longest ago, until one of this size fits under the limit."""
-    with _locked(root / "usage.lock"):
+    with locked(root / "usage.lock"):
         limit = cache_limit(root)
         if size > limit:
             raise ConfigError(
@@ -203,7 +203,7 @@ def _read_usage(root: Path) -> int:
 
 def _add_usage(root: Path, size: int) -> None:
     """Note that the cache holds files of so many bytes more, which have their names by now."""
-    with _locked(root / "usage.lock"):
+    with locked(root / "usage.lock"):
         noted = _noted_usage(root)
         _write_usage(root, _count_usage(root) if noted is None else noted + size)
 
@@ -219,7 +219,7 @@ def _write_usage(root: Path, size: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock among the processes and threads that use the cache; without one where the system has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
