@@ -184,5 +184,6 @@ def test_examples_of_a_finding_differ() -> None:
     (finding,) = report.findings
     shown = [example.parts for example in finding.examples]
     assert len(set(shown)) == len(shown) == 3
+    assert len({example.row for example in finding.examples}) == 3, "each is of another row"
     same = audit([rows[0]] * 5, CHATML, examples=3)
     assert len(same.findings[0].examples) == 1

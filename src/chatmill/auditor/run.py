@@ -316,19 +316,28 @@ def _joined(same: Sequence[RawFinding]) -> RawFinding:
 
 
 def _different(raw: RawFinding, data: TrainerRows, count: int) -> list[int]:
-    """Choose places of a finding that differ in the tokens around them, from all over the set.
+    """Choose places of a finding that differ in the tokens around them, from as many rows as there are.
 
     Rows of one conversation have their beginnings in common, and would show the same fault again.
     """
     many = min(len(raw.starts), MOST_TRIED)
     spread = np.linspace(0, len(raw.starts) - 1, many, dtype=np.int64).tolist() if many else []
+    starts = np.minimum(raw.starts[spread], len(data.ids) - 1)
+    rows = data.row_of(starts).tolist() if spread else []
+
+    # The first place of each row comes before the second one of any.
+    in_row: Counter[int] = Counter()
+    ordered = []
+    for place, row in zip(spread, rows, strict=True):
+        ordered.append((in_row[row], place, row))
+        in_row[row] += 1
+
     chosen: list[int] = []
     seen: set[tuple[int, ...]] = set()
-    for place in spread:
+    for _, place, row in sorted(ordered):
         if len(chosen) == count:
             break
         start = int(raw.starts[place])
-        row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
         first = max(int(data.offsets[row]), start - AROUND)
         last = min(int(data.offsets[row + 1]), start + AROUND)
         context = tuple(data.ids[first:last].tolist())
