@@ -234,9 +234,9 @@ def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_w
     assert call("build", "a.jsonl", "-o", "out", "-w", "0", *given, *left, "--set", "not_shown=drop").status == 0
     assert call("view", "out", "--save", "page.html").status == 0
     page = (tmp_path / "page.html").read_text()
-    before, _, behind = page.partition("<code>a.jsonl:1</code>")
-    assert "template_refused" in before[before.rindex('<b class="num">') :]
-    row = behind.partition("</li>")[0]
+    card = page[page.index('id="left-out"') :].partition("</section>")[0]
+    assert "records left out: <code>template_refused</code>" in card
+    row = card[card.index("<code>a.jsonl:1</code>") :].partition("</li>")[0]
     assert "r&lt;i&gt;" in row
     assert "with length 9" in row
     keys = ["-t", "bytes", "-T", "mistral_nemo", "-n", "1"]

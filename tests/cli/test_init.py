@@ -75,7 +75,7 @@ def test_bad_records_are_counted_and_no_gate_is_switched_off(tmp_path: Path) -> 
     records: list[Any] = [pair(f"r{i}", "q" * i) for i in range(1, 9)]
     path = write_jsonl(tmp_path / "chats.jsonl", [*records, "{broken", {"messages": talk("no answer")}])
     done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
-    assert "In the sample 1 records train nothing: the build will stop at the gate" in done.output
+    assert "In the sample 1 record trains nothing: the build will stop at the gate" in done.output
     assert "records_without_trained_tokens: null" in done.output
     look = look_at([str(path)], tokenizer="bytes")
     assert (look.files[0].bad, look.files[0].whole, look.files[0].records) == ({"invalid_json": 1}, True, 10)

@@ -138,8 +138,8 @@ UNTRAINED, LEFT_OUT = {"records_without_trained_tokens": 0}, {"records_left_out"
 CUT, DROP = ({"packing": {"max_length": 100, "overflow": overflow}} for overflow in ("cut", "drop"))
 GATES: list[Any] = [
     ({"trained_tokens_lost": 0.1}, CUT, r"442 of \d+ trained tokens are lost", ["long", "long2"]),
-    (UNTRAINED, {}, "1 records train nothing", ["nothing"]),
-    (UNTRAINED, DROP, "1 records train nothing", ["nothing"]),  # a dropped record is not one of these
+    (UNTRAINED, {}, "1 record trains nothing", ["nothing"]),
+    (UNTRAINED, DROP, "1 record trains nothing", ["nothing"]),  # a dropped record is not one of these
     ({"untrained_terminators": 0}, CUT, "2 trained turns have an end that is not trained", ["long", "long2"]),
     (LEFT_OUT, {}, r"1 of 5 records are left out \(20.0%\)", []),
     (LEFT_OUT, DROP, r"3 of 5 records are left out \(60.0%\)", ["long"]),

@@ -151,7 +151,7 @@ def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says:
         ([{"prompt": b"?", "completion": "4"}], {}, r"field prompt: 'prompt' must be .*, found an object"),
         ([SHORT, POPE], {}, r"records\[1\], field messages\[0\].role.*quarantine"),
         ([SHORT, LONG], {"max_length": 100}, r'of 100 tokens: records\[1\] \(\d+ tokens\).*, overflow="windows"'),
-        ([{"messages": talk("x")}], {}, "1 records train nothing.*gates={"),
+        ([{"messages": talk("x")}], {}, "1 record trains nothing.*gates={"),
         ([SHORT], {"template": "gpt_oss"}, r"today's date.*compile\(..., date="),
         ([{"messages": talk("\ud800")}], {}, r"records\[0\], field messages\[0\].content.*surrogate"),
         ([SHORT], {"max_length": 64, "packing": {"overflow": "cut"}}, "packing and max_length and overflow say the"),

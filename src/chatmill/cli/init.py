@@ -168,7 +168,7 @@ def _show(look: FirstLook, path: Path, closing: Sequence[str]) -> None:
     recipe = look.recipe
     console.print(
         f"Template {recipe.template}, rows of {recipe.packing.max_length:,} tokens"
-        + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
+        + (f"; {counted(look.unusable, 'record')} cannot be used" if look.unusable else "")
     )
     if recipe.preferences is not None:
         console.print(PREFERENCES[recipe.preferences], soft_wrap=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from chatmill.compiler.recipe import Gates
 from chatmill.core.ledger import LOST_REASONING, REASONING, Ledger
+from chatmill.core.words import counted
 from chatmill.errors import ChatmillError
 
 LEFT_OUT = "records_left_out"
@@ -97,7 +98,10 @@ def gates_of(gates: Gates, ledger: Ledger) -> list[Gate]:
     unseen, reasoning = ledger.total_notes(LOST_REASONING), ledger.total_notes(REASONING)
     measured: dict[str, tuple[float, str]] = {
         "trained_tokens_lost": _share(lost, lost + trained, "trained tokens are lost", digits=4),
-        "records_without_trained_tokens": (untrained, f"{untrained:,} records train nothing"),
+        "records_without_trained_tokens": (
+            untrained,
+            f"{counted(untrained, 'record')} train{'s' if untrained == 1 else ''} nothing",
+        ),
         "untrained_terminators": (unended, f"{unended:,} trained turns have an end that is not trained"),
         LEFT_OUT: _share(left, records, "records are left out"),
         "max_lost_reasoning": _share(unseen, reasoning, "characters of reasoning are in no document"),

@@ -42,6 +42,7 @@ LOST = {
 }
 """Notes about text that is lost, in words."""
 SHOWN_REASONS = 8
+WIDTH = 80
 SHOWN_SOURCES = 20
 """Sources with a row of their own, or named in a sentence; a dataset may have as many sources as records."""
 NOTES = {
@@ -162,9 +163,16 @@ def accounts_table(ledger: Ledger) -> Table:
     table = plain_table("source", right=("records", "left out", *(FATE_NAMES[fate] for fate in fates)))
     # A cut name says nothing where many begin alike.
     table.columns[0].overflow = "fold"
-    rows = source_rows(ledger)
-    for name, part in rows:
-        table.add_row(visible(name), *_cells(part, fates), style="bold" if part is ledger else None)
+    parts = source_rows(ledger)
+    rows = [(visible(name), *_cells(part, fates)) for name, part in parts]
+    for row, (_, part) in zip(rows, parts, strict=True):
+        table.add_row(*row, style="bold" if part is ledger else None)
+
+    # One space between columns where two would fold the names of sources at 80 columns.
+    headers = [str(column.header) for column in table.columns]
+    widths = [max(map(len, cells)) for cells in zip(headers, *rows, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+        table.padding = (0, 1, 0, 0)
     table.caption = f"padding: {ledger.padding:,} tokens" if ledger.padding else None
     return table
 
