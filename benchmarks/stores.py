@@ -248,6 +248,7 @@ def build(home: Path, size_of_input: int) -> None:
                     store=name,
                     input_bytes=path.stat().st_size,
                     bytes_built=size,
+                    files_built=sum(file.is_file() for file in (home / "built").rglob("*")),
                     seconds=seconds,
                     folder_seconds=local,
                     of_folder=local / seconds,
