@@ -1,6 +1,7 @@
 """Every kind of input, read alone and compiled: megabytes a second of one core, side by side with an older version.
 
     python -m benchmarks.kinds [--quick] [--json] [--size BYTES] [--rounds N] [--before FOLDER] [--only NAME ...]
+                             [--what read|compiled]
 
 The bundled conversations, tiled with changed words, are written as each kind of record, and some kinds in several
 containers. *Read* gives columns: lines by `read_lines`, rows of Parquet and of tables by `read_rows`, with unpacking
@@ -27,6 +28,7 @@ from typing import Any
 
 SIZE, QUICK_SIZE = 8_000_000, 400_000
 ROUNDS, QUICK_ROUNDS = 9, 1
+WHATS = ("read", "compiled")
 Record = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 TOOLS = ("bfcl", "glaive_toolcall", "reason_tool_use", "gpteacher_toolformer")
@@ -268,7 +270,9 @@ def bench_of(path: Path, work: Path) -> Any:
     return Bench.of(structs.replace(recipe, preferences=preferences, sources=(source,), on_error="quarantine"), work)
 
 
-def measure(size: int, before: Path | None, rounds: int, only: Sequence[str] = ()) -> dict[str, Any]:
+def measure(
+    size: int, before: Path | None, rounds: int, only: Sequence[str] = (), whats: Sequence[str] = WHATS
+) -> dict[str, Any]:
     """Write the inputs and measure the versions in turns."""
     from benchmarks.inputs import work_folder
 
@@ -280,7 +284,7 @@ def measure(size: int, before: Path | None, rounds: int, only: Sequence[str] = (
         sizes = write_inputs(inputs, size, only)
         versions = {name: Version(root, inputs, work / name) for name, root in roots.items()}
         for file in sizes:
-            for what in ("read", "compiled"):
+            for what in whats:
                 for number in range(rounds):
                     for name in list(versions)[:: 1 if number % 2 else -1]:
                         values = versions[name].measure(what, file)
@@ -299,10 +303,10 @@ def table(result: dict[str, Any]) -> list[str]:
     lines = ["| input | read alone | before | compiled | before |", "|---|---:|---:|---:|---:|"]
     for file, size in sizes.items():
         cells = [file]
-        for what in ("read", "compiled"):
+        for what in WHATS:
             for version in ("now", "before"):
-                values = seconds.get(version, {}).get(file)
-                cells.append("" if values is None else f"{size / 1e6 / values[what]:,.0f}")
+                values = seconds.get(version, {}).get(file, {})
+                cells.append(f"{size / 1e6 / values[what]:,.0f}" if what in values else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -318,10 +322,12 @@ def main() -> int:
     parser.add_argument("--size", type=int, help=f"bytes of each kind [{SIZE:,}]")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements of each figure [{ROUNDS}]")
     parser.add_argument("--only", nargs="+", choices=[kind[0] for kind in KINDS], default=(), help="some kinds alone")
+    parser.add_argument("--what", nargs="+", choices=WHATS, default=WHATS, help="one of the two alone")
     parser.add_argument("--before", type=Path, help="checkout of another version")
     options = parser.parse_args()
     size = options.size or (QUICK_SIZE if options.quick else SIZE)
-    result = measure(size, options.before, QUICK_ROUNDS if options.quick else options.rounds, options.only)
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
+    result = measure(size, options.before, rounds, options.only, options.what)
     print(json.dumps(result) if options.json else "\n".join(table(result)))
     return 0
 

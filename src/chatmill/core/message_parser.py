@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import NOTHING, Message, Role, ToolCall, call_order
@@ -89,6 +90,12 @@ def parse_messages(
     return tuple(messages)
 
 
+@cache
+def _fields_of(role_key: str, content_key: str) -> frozenset[str]:
+    """Return the fields of a message that mean something."""
+    return frozenset({*MESSAGE_FIELDS, role_key, content_key})
+
+
 def parse_message(
     item: object,
     path: str,
@@ -100,15 +107,16 @@ def parse_message(
     if not isinstance(item, dict):
         raise mistyped("a message must be an object", item, code="message_type", path=path)
     refuse_media(item, path)
-    refuse_part_training(item, path, MESSAGE_FIELDS | {role_key, content_key})
+    fields = _fields_of(role_key, content_key)
+    refuse_part_training(item, path, fields)
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
     texts = _PartTexts()
     reasoning = texts.reasoning(item, path)
     content, structured, parts = _content(item, path, content_key, role, texts, optional=bool(calls))
     sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
-    idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
-    fields = (MESSAGE_FIELDS - idle) | {role_key, content_key}
+    if "logprobs" not in sampled and item.get("logprobs") is not None:  # which nobody reads
+        fields -= {"logprobs"} - {role_key, content_key}
     texts.read_details(item, path, content if structured is None and not parts else None, reasoning, calls)
     weight, spans = texts.weights(
         _weight(item, path, code="bad_weight"), path, is_sampled="token_ids" in sampled, has_images=bool(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class PartWeight(NamedTuple):
     says_something: bool
 
 
+@lru_cache(maxsize=4096)  # the same few keys are in every record
 def speaks_of_training(key: object) -> bool:
     """Return whether a key is one by which people say how something is trained."""
     if not isinstance(key, str) or key in OTHER_MEANINGS:
@@ -42,8 +44,10 @@ def refuse_part_training(item: Mapping[str, Any], path: str, known: Collection[s
     Read past, they would train what a record says is not to be trained. `path` is the place of the item.
     """
     for key, value in item.items():
+        if key in known or not speaks_of_training(key):
+            continue
         says_nothing = value is None or (isinstance(value, str | list | dict) and not value)
-        if speaks_of_training(key) and key not in known and not says_nothing:
+        if not says_nothing:
             raise part_error(
                 f"{key!r} says how something is trained, and is not understood here: 'weight' and 'train' of messages "
                 f"and text parts are, and {DETAIL!r} of messages and functions. Use these, leave such records out "
