@@ -34,8 +34,8 @@ BENCHMARKS = (
 )  # fmt: skip
 """Modules of this package, in the order of the data's way."""
 TOOLS = (
-    "agents", "capture", "kinds", "pictures", "publish", "publish_curve", "run", "tokenizers_one", "tokens",
-    "tree_training",
+    "agents", "capture", "kinds", "pictures", "publish", "publish_curve", "run", "small_builds", "stores",
+    "tokenizers_one", "tokens", "tree_training",
 )  # fmt: skip
 """Modules that are run by themselves."""
 PACKAGES = (
