@@ -13,9 +13,11 @@ import pytest
 
 from chatmill.rollouts.reader import Reader
 from chatmill.rollouts.renderer import Renderer
-from chatmill.rollouts.types import CallStatus, Prompt, Proof
+from chatmill.rollouts.template import RolloutTemplate
+from chatmill.rollouts.types import CallStatus, Prompt, Proof, Reason
 from tests.rollouts.helpers import ASKED, TEMPLATES, WEATHER, assistant, call, ids_of, renderer_of, written
 from tools.renderer_fuzz import fuzz
+from tools.renderer_table import bound_file
 
 NAMES = (
     "trl/qwen3.jinja",
@@ -78,6 +80,33 @@ def test_a_special_token_in_the_middle_of_a_text_has_no_proof(name: str) -> None
     answer = renderer.parse(prompt, [*before[:middle], *spelled, *before[middle:]])
     if answer.proof is Proof.WRITTEN:
         assert renderer.template.token_name(special) in answer.message["content"]
+
+
+BRACKETS = """{{ tools | tojson if tools }}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}[{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments.items() -%}
+{{ k }}={{ v }}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]
+{%- else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_a_call_that_only_brackets_begin_is_never_proved_as_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "brackets.jinja"
+    path.write_text(BRACKETS)
+    renderer = Renderer(RolloutTemplate(bound_file(path, {})))
+    assert renderer.grammar.has_calls
+    assert not renderer.grammar.call_marks
+    prompt = renderer.prompt(ASKED, tools=[WEATHER])
+    answer = renderer.parse(prompt, ids_of(renderer, "[get_weather(city=Paris)]<|im_end|>"))
+    assert (answer.proof, answer.calls[0].arguments) == (Proof.WRITTEN, '{"city": "Paris"}')
+    # A comma in a value could begin the next argument.
+    answer = renderer.parse(prompt, ids_of(renderer, "[get_weather(city=['Paris', 'Rome'])]<|im_end|>"))
+    assert (answer.proof, answer.reason) == (Proof.NOT_WRITTEN, Reason.MALFORMED_CALL)
+    answer = renderer.parse(prompt, ids_of(renderer, "[get_weather(city=[{'a': 1}, {'b=': 2}], days=3)]<|im_end|>"))
+    assert answer.proof is Proof.NOT_WRITTEN
+    for text in ("[a] b", "[1, 2]", "See [the page](x)."):
+        answer = renderer.parse(prompt, ids_of(renderer, f"{text}<|im_end|>"))
+        assert (answer.proof, answer.message["content"]) == (Proof.WRITTEN, text)
 
 
 BROKEN = ("{", '{"name": "get_weather", "arguments": {"city": [', "}", "[", "]", '"', "\\", "<", "\x00", "\ud7ff")

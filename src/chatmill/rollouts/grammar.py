@@ -122,6 +122,24 @@ class Grammar:
         return sorted(marks)
 
     @cached_property
+    def unmarked_calls(self) -> list[re.Pattern[str]]:
+        """Beginnings of answers that are a call, where a bracket and a name are all that says so, such as `[name(`."""
+        after = sorted({edge.literal.strip() for edge in self.edges.get(Slot(SlotKind.NAME), ())} - {""})
+        found: list[re.Pattern[str]] = []
+        for edge in self.edges.get(Slot(SlotKind.START), ()):
+            is_short = len(call_mark(edge.literal)) < MIN_MARK
+            if edge.opens_call and is_short and edge.target.kind is SlotKind.NAME and after:
+                following = "|".join(map(re.escape, after))
+                found.append(re.compile(rf"\s*{re.escape(edge.literal.strip())}\s*[\w.-]+\s*(?:{following})"))
+        return found
+
+    def spells_call(self, content: str) -> bool:
+        """Tell whether a content has what begins a call."""
+        if any(mark in content for mark in self.call_marks):
+            return True
+        return any(pattern.match(content) for pattern in self.unmarked_calls)
+
+    @cached_property
     def quote(self) -> str:
         """The mark that a template writes around texts and not around numbers, if there is one."""
         opening = {SlotKind.TEXT: set[str](), SlotKind.VALUE: set[str]()}

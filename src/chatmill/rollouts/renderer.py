@@ -16,7 +16,7 @@ from chatmill.rollouts.grammar import Grammar, derive_grammar
 from chatmill.rollouts.messages import conversation as parse_conversation
 from chatmill.rollouts.messages import openai_message
 from chatmill.rollouts.proof import Prover, candidates, tool_names, tool_types
-from chatmill.rollouts.reader import Reader, Reading
+from chatmill.rollouts.reader import NAME, Reader, Reading
 from chatmill.rollouts.report import report
 from chatmill.rollouts.response_template import response_template
 from chatmill.rollouts.sampled_text import SampledText
@@ -216,8 +216,12 @@ class Renderer:
         """Tell whether a reading has a broken call, or the mark of one in its content."""
         if reading.is_broken or not reading.is_whole:
             return True
-        marks = self.grammar.call_marks if self.grammar.has_calls else UNSEEN_MARKS
-        return any(mark in reading.content for mark in marks)
+        if not self.grammar.has_calls:
+            return any(mark in reading.content for mark in UNSEEN_MARKS)
+        keys = [key for call in reading.calls for key in call.values]
+        if self.grammar.unmarked_calls and not all(map(NAME.fullmatch, keys)):
+            return True  # a part of a value that was taken for the next key
+        return self.grammar.spells_call(reading.content)
 
     def _proved(
         self,
@@ -308,7 +312,7 @@ class Renderer:
             return REASONS[bad.status.value]
         if not self.grammar.has_calls and any(mark in sampled.text for mark in UNSEEN_MARKS):
             return Reason.FORM_NOT_DERIVED
-        if broken is not None and any(mark in broken.content for mark in self.grammar.call_marks):
+        if broken is not None and self.grammar.spells_call(broken.content):
             return Reason.MALFORMED_CALL
         literals = "".join(edge.literal for edges in self.grammar.edges.values() for edge in edges)
         if any(sampled.text[start:end] not in literals for start, end in sampled.specials):
