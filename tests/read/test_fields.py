@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import chatmill
 from chatmill.cli.app import app
 from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.recipe import recipe_of
@@ -327,7 +328,7 @@ def test_commands_name_unused_fields_and_what_is_not_read_in_a_folder(tmp_path: 
     for command, *words in (build, ["inspect"], *inits):
         done = CliRunner().invoke(app, [command, str(chats), *words, "-t", "bytes", "--set", "preferences=chosen"])
         assert done.exit_code == 0, done.output
-        assert "Fields that are not used: meta (1 records)." in done.output, words
+        assert "Fields that are not used: meta (1 record)." in done.output, words
         assert "files of unknown endings (b.jsonl.bak)." in done.stderr, words
         assert "unknown endings" not in done.stdout
     look = look_at([str(path)], tokenizer="bytes", preferences="chosen")
@@ -335,3 +336,13 @@ def test_commands_name_unused_fields_and_what_is_not_read_in_a_folder(tmp_path: 
     assert "\npreferences: chosen\n" in recipe_text(look)
     with pytest.warns(UserWarning, match="b.jsonl.bak"):
         compile(str(chats), model="bytes", template="chatml", add_control_tokens=True, preferences="chosen")
+
+
+def test_a_weight_of_a_record_is_said_to_train_nothing(tmp_path: Path) -> None:
+    """A table with a column of weights is read past it: a reader must not take it for used."""
+    path = write_jsonl(tmp_path / "a.jsonl", [record(weight=0.5)])
+    keys = ["-t", "bytes", "--add-control-tokens", "-w", "0"]
+    done = CliRunner().invoke(app, ["build", str(path), "-o", str(tmp_path / "a"), *keys])
+    assert done.exit_code == 0, done.output
+    assert "weight (1 record). Nothing is trained by a field of the record: weight and train are" in done.output
+    assert "(nothing is trained by a field of the record" in repr(chatmill.Dataset(tmp_path / "a"))

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import NOTHING, Conversation
 from chatmill.core.messages import MessageColumns, Objects, joined_columns, sparse_objects, taken
+from chatmill.core.part_training import speaks_of_training
 from chatmill.core.sides import Side
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools, tools_of
+from chatmill.core.words import counted
 
 Ints = NDArray[np.int64]
 MOST_SHOWN = 12
@@ -256,6 +258,8 @@ UNUSED = "unused_field "
 """Prefix of ledger notes about unused fields; the name of the field follows."""
 
 
+RECORD_WEIGHT = "nothing is trained by a field of the record: weight and train are fields of its messages"
+"""Said where a record has a field that speaks of training."""
 LACKS = "lacks "
 """What the names of fields begin with that say what the file of an agent does not hold."""
 
@@ -272,9 +276,10 @@ def _unused_sentence(fields: Mapping[str, int]) -> str:
     if not fields:
         return ""
     ranked = sorted(fields.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{name} ({count:,} records)" for name, count in ranked[:MOST_SHOWN])
+    shown = ", ".join(f"{name} ({counted(count, 'record')})" for name, count in ranked[:MOST_SHOWN])
     more = f" and {len(ranked) - MOST_SHOWN:,} more fields" if len(ranked) > MOST_SHOWN else ""
-    return f"Fields that are not used: {shown}{more}."
+    hint = f" {RECORD_WEIGHT[0].upper()}{RECORD_WEIGHT[1:]}." if any(map(speaks_of_training, fields)) else ""
+    return f"Fields that are not used: {shown}{more}.{hint}"
 
 
 def options_json(options: Mapping[str, Any]) -> str:

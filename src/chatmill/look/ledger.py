@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chatmill.console import plain_table
-from chatmill.core.conversations import UNUSED, unused_sentence
+from chatmill.core.conversations import RECORD_WEIGHT, UNUSED, unused_sentence
 from chatmill.core.ledger import (
     AS_SAMPLED,
     CALLS_FAILED,
@@ -27,6 +27,7 @@ from chatmill.core.ledger import (
     TRIMMED,
     Ledger,
 )
+from chatmill.core.part_training import speaks_of_training
 from chatmill.core.words import counted
 from chatmill.look.safe_text import visible
 
@@ -104,6 +105,8 @@ def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
         is_field = note.startswith(UNUSED)
         if count and note not in QUIET_NOTES and (fields or not is_field):
             words = NOTES.get(note, note.replace("_", " "))
+            if is_field and speaks_of_training(note.removeprefix(UNUSED)):
+                words += f" ({RECORD_WEIGHT})"
             if note in LOST and len(named := _by_source(ledger, note)) > 1:
                 words += f" ({', '.join(named)})"
             listed.append(Loss(words, count, is_warning=note in WARNINGS, code=note))

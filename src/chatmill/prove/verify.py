@@ -104,7 +104,10 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport
     }
     for rule, file in files.items():
         if file is not None and not file.exists():
-            book.unchecked.append(f"the {rule} file {file} is not here, so its fingerprint was not compared")
+            book.unchecked.append(
+                f"the {rule} file {file} is not here, so its fingerprint was not compared: "
+                f"a link of that name, here or beside the dataset, is enough (ln -s YOURS {file})"
+            )
             return None
     try:
         tokenizer = reference_tokenizer(recipe)
