@@ -23,7 +23,7 @@ import chatmill
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.check import verify_export
-from chatmill.export.registry import TARGETS
+from chatmill.export.registry import TARGETS, WITHOUT_EXPORT, find_target
 from chatmill.export.targets import Export
 from chatmill.store.documents import open_dataset
 from chatmill.store.episodes import Episode
@@ -420,3 +420,11 @@ def test_a_step_of_a_reward_model_compares_whole_documents_by_their_margins(marg
     assert logged["loss"] == pytest.approx(float(-torch.nn.functional.logsigmoid(better - wanted).mean()), abs=1e-4)
     assert logged["margin"] == pytest.approx(float(better.mean()), abs=1e-5)
     assert logged["mean_reward"] == pytest.approx(float(rewards.mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", WITHOUT_EXPORT)
+def test_trainers_without_an_export_name_the_page_of_their_import(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} needs no export: .*docs/inside-trainers\.md"):
+        find_target(name)
+    page = (Path(__file__).parents[2] / "docs" / "inside-trainers.md").read_text(encoding="utf-8").lower()
+    assert name.replace("nemo-", "nemo ") in page

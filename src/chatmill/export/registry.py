@@ -85,6 +85,10 @@ _TABLE = (
 TARGETS: dict[str, Target] = {target.name: target for target in _TABLE}
 
 
+WITHOUT_EXPORT = ("ms-swift", "verl", "nemo-automodel", "tinker")
+"""Trainers that have no format of files, and an adapter in `chatmill.trainers`."""
+
+
 def holders(kind: str) -> str:
     """Return the names of the targets that hold trees, pictures or pairs."""
     return ", ".join(target.name for target in _TABLE if kind in target.holds)
@@ -94,6 +98,11 @@ def find_target(to: str | Callable[[Export], None]) -> Target:
     """Return the target of a name, or one that a function of yours is."""
     if not isinstance(to, str):
         return Target(getattr(to, "__name__", "function"), to)
+    if to in WITHOUT_EXPORT:
+        raise ConfigError(
+            f"{to} needs no export: it trains on the folder of a build, or on a recipe, by one import "
+            "(docs/inside-trainers.md)"
+        )
     if to not in TARGETS:
         raise UnknownNameError("export target", to, list(TARGETS))
     return TARGETS[to]
