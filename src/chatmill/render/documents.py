@@ -80,6 +80,8 @@ class DocumentWriter:
         self.answers = answers
         self.table = table
         self._given = given
+        self._is_whole_only = given.expand is Expand.NONE
+        self._refuses = given.unproved is Unproved.REFUSE
         self._roles = answers.view.roles
         self._walk = FragmentWalk(answers, table)
         self.documents: list[WrittenDocument] = []
@@ -167,12 +169,11 @@ class DocumentWriter:
 
     def _answer(self, index: int, whole: Path) -> Answer[Cursor]:
         """Return an answer, and where F has it; a `RecordError` where it has no proof and the recipe refuses that."""
-        answers, given = self.answers, self._given
+        answers = self.answers
         answer = answers.answer(index, whole)
-        is_refused = given.unproved is Unproved.REFUSE
-        if given.expand is Expand.NONE and not answer.is_there and answers.is_apart(index):
-            answer = answers.why_apart(index) if is_refused else Answer(index, "prompt_not_in_history")
-        if answer.reason and is_refused:
+        if self._is_whole_only and not answer.is_there and answers.is_apart(index):
+            answer = answers.why_apart(index) if self._refuses else Answer(index, "prompt_not_in_history")
+        if answer.reason and self._refuses:
             last = len(self._roles) - 1
             hidden = answers.hidden_in(whole, last)
             if hidden:

@@ -305,7 +305,7 @@ class ModelTemplate:
         view = record if isinstance(record, RecordView) else self.view(record)
         self.check(view)
         of_record = view.options
-        unknown = sorted(set(of_record) - set(self.option_names))
+        unknown = sorted(set(of_record) - set(self.option_names)) if of_record else []
         if unknown:
             raise RecordError(
                 f"the template never reads the option {unknown[0]!r}; it reads: "

@@ -136,7 +136,6 @@ class _Search:
         """Make the plan of a conversation; and say whether its key decides it."""
         template, store = self._template, self._store
         store.unknown += 1
-        template.check(view)
         written = template.write(view)
         plan = written.writer.plan(by_texts=template.rules.depends_on_texts)
         return plan, written.is_keyed() and not template.rules.looks_back

@@ -279,6 +279,32 @@ static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
     for (int64_t reply = 0; reply < 6; reply++) chatmill_link(r, parent, reply, ~leaf);
 }
 
+/* The branches of all messages, each as if it were an answer, and what the last rendering shows of each message. */
+static void look_at_branches(const uint8_t *data, const rendering *all, int64_t count, const output *outputs,
+                             const int32_t *classes, int64_t messages)
+{
+    segment_facts facts[16];
+    for (int i = 0; i < 16; i++) facts[i] = (segment_facts){data[i] % 3, data[15 - i] % 3, data[i] & 1};
+    const rendering *whole = &all[count - 1];
+    const int64_t size = whole->ended == KNOWN ? whole->stop : 0;
+    output *shown = room(size, sizeof *shown);
+    int64_t *ends = room(messages, sizeof *ends), *last_places = room(messages, sizeof *last_places);
+    const int64_t is_simple = chatmill_shown(outputs, size, facts, messages, shown, ends, last_places);
+    int64_t *answers = room(3 * messages, sizeof *answers);
+    for (int64_t i = 0; i < messages; i++) {
+        answers[3 * i] = i;
+        answers[3 * i + 1] = data[i] % count;
+        answers[3 * i + 2] = data[i + 1] % count;
+    }
+    const int64_t capacity = data[12];
+    seen *places = room(capacity, sizeof *places);
+    branch *found = room(messages, sizeof *found);
+    const int64_t used = chatmill_branches(all, outputs, facts, classes, messages + 1, is_simple ? last_places : NULL, answers,
+                                           messages, places, capacity, found);
+    if (used < 0 || used > capacity) abort();
+    free(shown), free(ends), free(last_places), free(answers), free(places), free(found);
+}
+
 /* Renderings of a conversation of up to nine messages, by tries that are the bytes of a line. */
 static int64_t replay(const uint8_t *data, int64_t size)
 {
@@ -332,6 +358,7 @@ static int64_t replay(const uint8_t *data, int64_t size)
             chatmill_state(r, state, &spaces);
         }
         chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
+        if (size > 16) look_at_branches(data, all, rendering_count, outputs, classes, messages);
         if (again == 1) chatmill_forget_classes(r);
     }
     free(classes), free(all);

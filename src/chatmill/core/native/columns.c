@@ -40,6 +40,7 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as 
 #include "trees.h"
 #include "layout.h"
 #include "replay.h"
+#include "branches.h"
 #include "listed.h"
 #include "names.h"
 #include "messages.h"

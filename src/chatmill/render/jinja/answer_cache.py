@@ -36,11 +36,20 @@ class AnswerLookup:
         """Take the classes that messages have now."""
         classes = self._renderer.classes_with_probes(self._view)
         self._classes: list[int] | None = None
-        self._version = -1
+        self.version = -1
+        """Of the classes, by which all keys are made."""
         if classes is not None:
             self._classes = classes.numbers.tolist()
-            self._version = classes.version
-        self._found = self._renderer.answer_cache.found_by_key(self._version)
+            self.version = classes.version
+        self._found = self._renderer.answer_cache.found_by_key(self.version)
+
+    def find(self, key: tuple[Any, ...]) -> Any:
+        """Return what was kept for a key; None for nothing."""
+        return self._found.get(key)
+
+    def keep(self, key: tuple[Any, ...], result: Any) -> None:
+        """Keep what was found for a key that decides it."""
+        self._found[key] = result
 
     def remembered(
         self,
@@ -78,9 +87,9 @@ class AnswerLookup:
     def field_left_out(
         self,
         message: int,
-        seen: tuple[int, ...],
-        look: Callable[[int, list[Output], Notes], str],
-        outputs: list[Output],
+        seen: bytes,
+        look: Callable[[int, Callable[[int], list[Output]], Notes], str],
+        outputs_of: Callable[[int], list[Output]],
     ) -> str:
         """Return the field of a message that fragments leave out, as it was found before, or look at them now.
 
@@ -88,13 +97,13 @@ class AnswerLookup:
             message: The message.
             seen: The fragments, as they are seen from it.
             look: Finds the field.
-            outputs: The fragments.
+            outputs_of: Returns the fragments.
         """
         if self._classes is not None:
             found: str | None = self._found.get((self._classes[message], seen))
             if found is not None:
                 return found
-        field: str = self._learn(lambda: (self._class_of(message), seen), partial(look, message, outputs))
+        field: str = self._learn(lambda: (self._class_of(message), seen), partial(look, message, outputs_of))
         return field
 
     def _class_of(self, message: int) -> int:
@@ -111,7 +120,7 @@ class AnswerLookup:
             return result
 
         # a question that is new makes other classes
-        if self._renderer.keys_version != self._version:
+        if self._renderer.keys_version != self.version:
             self.load_classes()
         key = None if self._classes is None else make_key()
         if key is None:

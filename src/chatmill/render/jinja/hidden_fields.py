@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from chatmill.render.jinja.answer_branches import ShownMessages, seen_from
 from chatmill.render.jinja.answer_cache import AnswerLookup
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
 from chatmill.render.jinja.operations import OF_TEXTS
@@ -38,6 +39,8 @@ class HiddenFields:
         """The places in F that have text of each message."""
         self._behind: list[int] = []
         """The last place in F that has text of a message or of one before it; -1 where none has."""
+        self.shown: ShownMessages | None = None
+        """What F has of each message, where that is at hand."""
         self._in_whole: dict[int, str] | None = None
         """Fields that F leaves out, by their messages; None as long as nobody has looked."""
 
@@ -60,21 +63,36 @@ class HiddenFields:
                 found[base + owner].append(place)
         return found
 
+    def in_whole(self) -> dict[int, str]:
+        """Return the fields that F leaves out, by their messages."""
+        if self._in_whole is None:
+            self._in_whole = self._find_in_whole()
+        return self._in_whole
+
     def _find_in_whole(self) -> dict[int, str]:
-        whole = self._paths.whole
         hidden: dict[int, str] = {}
-        for message, places in enumerate(self.places()):
-            field = self._field_of(message, [whole[place] for place in places])
+        for message in range(self._count):
+            if self.shown is None:
+                field = self._field_of(message, self._outputs_of(message))
+            else:
+                field = self._lookup.field_left_out(message, self.shown.seen[message], self._look, self._outputs_of)
             if field:
                 hidden[message] = field
         return hidden
 
+    def _outputs_of(self, message: int) -> list[Output]:
+        """Return the fragments of F that have text of a message."""
+        whole = self._paths.whole
+        return [whole[place] for place in self.places()[message]]
+
     def find(self, path: RenderingPath, last: int) -> str:
         """Return the first field that a path leaves out of the messages up to one; nothing where it shows all."""
-        if self._in_whole is None:
-            self._in_whole = self._find_in_whole()
-        hidden = {message: field for message, field in self._in_whole.items() if message <= last}
-        for message, outputs in self._shown_otherwise(path, last).items():
+        in_whole = self.in_whole()
+        shown = self._shown_otherwise(path, last)
+        if not shown and not in_whole:
+            return ""
+        hidden = {message: field for message, field in in_whole.items() if message <= last}
+        for message, outputs in shown.items():
             field = self._field_of(message, outputs)
             hidden.pop(message, None)
             if field:
@@ -112,15 +130,10 @@ class HiddenFields:
 
         What other messages have in these fragments does not matter.
         """
-        if len(outputs) == 1:
-            segment, base = outputs[0]
-            seen: tuple[int, ...] = (segment, base - message)
-        else:
-            seen = tuple([number for segment, base in outputs for number in (segment, base - message)])
-        return self._lookup.field_left_out(message, seen, self._look, outputs)
+        return self._lookup.field_left_out(message, seen_from(message, outputs), self._look, lambda _: outputs)
 
-    def _look(self, message: int, outputs: list[Output], notes: Notes) -> str:
-        pieces = self._renderer.segments.window(outputs, 0, self._view).rendering.pieces
+    def _look(self, message: int, outputs_of: Callable[[int], list[Output]], notes: Notes) -> str:
+        pieces = self._renderer.segments.window(outputs_of(message), 0, self._view).rendering.pieces
         return not_shown([piece for piece in pieces if piece.owner == message], self._view, message, notes)
 
 

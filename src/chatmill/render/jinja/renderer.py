@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.native.replayer import Ended, Renderings, TooLongError
 from chatmill.errors import RecordError
+from chatmill.render.jinja.answer_branches import FragmentColumns
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.kept_values import parts_of
 from chatmill.render.jinja.limits import LimitError
@@ -129,6 +130,7 @@ class TemplateRunner:
         self.tries = Replay(self.is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
+        self.fragment_columns = FragmentColumns(self.segments)
         self.answer_cache = AnswerCache()
 
     def many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
