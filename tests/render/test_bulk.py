@@ -330,7 +330,7 @@ def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
     talk = (Message(Role.USER, "q", reasoning="mmmm"), Message(Role.ASSISTANT, "a"))
     rendered = render([Conversation((system, *talk), tools=tools), Conversation(talk, tools=tools)], fresh(name))
     assert rendered.stripped.tolist() == [3 + 4, 4]
-    assert rendered.lost.tolist() == [[0, 3 + 4], [0, 4]]
+    assert rendered.lost.tolist() == [[0, 3 + 4, 0], [0, 4, 0]]
 
 
 def test_lost_text_is_more_than_the_white_space_around_it() -> None:
@@ -339,7 +339,7 @@ def test_lost_text_is_more_than_the_white_space_around_it() -> None:
     trimmed = (Message(Role.USER, " \n q "), Message(Role.ASSISTANT, "a"))
     rendered = render([Conversation(talk), Conversation(trimmed)], fresh("llama3"))
     assert rendered.stripped.tolist() == [len("  hm.\n"), len(" \n ") + 1]
-    assert rendered.lost.tolist() == [[0, len("hm.")], [0, 0]]
+    assert rendered.lost.tolist() == [[0, len("hm."), 0], [0, 0, 0]]
 
 
 def test_most_conversations_are_written_by_plans() -> None:

@@ -47,7 +47,9 @@ def hash_rows(rendered: Rendered) -> str:
     """Hash all that is decided about the rows of a batch."""
     hashed = hashlib.sha256()
     tokens = rendered.tokens
-    counts = (rendered.kept, rendered.turns, rendered.unstable, rendered.untrained, rendered.appended, rendered.lost)
+    content, reasoning, of_context = rendered.lost.T
+    lost = np.stack([content, reasoning + of_context], axis=1)
+    counts = (rendered.kept, rendered.turns, rendered.unstable, rendered.untrained, rendered.appended, lost)
     columns = (tokens.ids, tokens.offsets, tokens.run_offsets, tokens.run_kinds, tokens.run_messages)
     for column in (*columns, *counts):
         hashed.update(np.ascontiguousarray(column).tobytes())
