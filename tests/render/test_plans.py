@@ -259,6 +259,23 @@ def test_what_is_remembered_is_what_is_found_without_memory(
     assert sum(len(part[0]) for part in made[0]) > 0
 
 
+@pytest.mark.parametrize("asks_more", [False, True])
+def test_keys_of_older_classes_find_no_answer(asks_more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes of another version have other numbers: a key of older ones may be that of other messages."""
+    bound = of_bytes("qwen3_training")
+    render([turns(*"qa" * count) for count in range(1, 6)], bound)
+    looked = HiddenFields.in_whole
+
+    def asked(self: HiddenFields) -> dict[int, str]:
+        if asks_more:
+            self._lookup.version += 1
+        return looked(self)
+
+    monkeypatch.setattr(HiddenFields, "in_whole", asked)
+    answers = bound._answers(bound.view(turns(*"qa" * 6)), next(bound.choices({})))
+    assert bool(answers._found) == (not asks_more)
+
+
 def test_fragments_with_texts_of_many_messages_are_written_right(tmp_path: Path) -> None:
     """Whatever the company of a record."""
     path = tmp_path / "many.jinja"

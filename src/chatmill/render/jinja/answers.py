@@ -112,7 +112,8 @@ class Answers:
         answers = np.array(lines, dtype=np.int64)
         record_key = renderer.record_key(view)
         self._branches = find_branches(renderings, answers, classes.numbers, facts, shown, record_key)
-        if self._as_sampled is None and not self._hidden.in_whole():
+        # a look for hidden fields may ask something new, and then messages have other classes than the keys
+        if self._as_sampled is None and not self._hidden.in_whole() and self.lookup.version == classes.version:
             self._find_known()
 
     def _find_known(self) -> None:
